@@ -1,0 +1,73 @@
+# Everything runs from .venv, which is made from requirements.lock on first use.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The newest of these that starts (a version manager's shim may exist and not run).
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+  && { echo $$p; break; }; done)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.set-up
+WORKDIR ?= runs/smollm2_arithmetic_demo
+# Pass pytest arguments as in `make test TESTS="tests/algorithm -x"`.
+TESTS ?=
+
+.PHONY: help setup demo test lint format lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' \
+	  | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@echo "Variables: PYTHON (3.11 or newer), WORKDIR (of the demo), TESTS (pytest arguments)."
+
+setup: $(STAMP)  ## make .venv from the pinned versions
+
+# The stamp is written last, so a set-up that was interrupted is done again.
+$(STAMP): pyproject.toml requirements.lock
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "fadejax needs Python 3.11 or newer, and none of python3.13, python3.12, python3.11"; \
+	  echo "and python3 is. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python"; \
+	  exit 1; fi
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and \
+	  f"fadejax needs Python 3.11 or newer; PYTHON=$(PYTHON) is {v[0]}.{v[1]}")'
+	@rm -f $(STAMP)
+	@if ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	  echo "Making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv --clear $(VENV); fi
+	@echo "Installing requirements.lock into $(VENV)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## train SmolLM2-135M on arithmetic with FADE (minutes, on a CPU)
+	$(PY) -m fadejax.convert
+	$(PY) -m fadejax.train --config=configs/smollm2_arithmetic_demo.py --workdir=$(WORKDIR)
+	@echo "Report: $(abspath $(WORKDIR))/report.html"
+
+test: lint  ## lint, then the whole test suite
+	$(PY) -m pytest $(TESTS)
+
+lint: $(STAMP)  ## ruff (rules and format) and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(STAMP)  ## rewrite the code as ruff likes it
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+# Solved for the oldest Python, so that every supported one runs the same versions. No hosts, paths
+# or platform markers get in. `make lock UPGRADE=` keeps the versions that still fit.
+UPGRADE ?= --upgrade
+lock:  ## refresh requirements.lock from pyproject.toml
+	@"$(PYTHON)" -m venv .lock-venv
+	@.lock-venv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.lock-venv/bin/uv pip compile --quiet $(UPGRADE) --extra test --python-version 3.11 \
+	  --python-platform linux --no-emit-index-url --no-emit-find-links --no-annotate \
+	  --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+
+clean:  ## remove .venv and the caches (not runs/)
+	rm -rf $(VENV) .lock-venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""fadejax: reinforcement learning with verifiable rewards, in JAX."""

@@ -1,0 +1,119 @@
+"""`python -m fadejax.evaluate`: pass@k and greedy accuracy of a checkpoint or a model.
+
+  python -m fadejax.evaluate --config=configs/NAME.py --checkpoint=WORKDIR --out=eval.json
+  python -m fadejax.evaluate --config=configs/NAME.py --model=HF_DIRECTORY --n=64 --ks=1,8,64
+
+Writes JSON with n and c of every problem, and pass@k with a 95 % bootstrap interval over
+problems. Its `problems` can filter a later run's data (`config.task.solve_rates`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from fadejax.algorithm import passk
+from fadejax.config import RunConfig, resolve
+from fadejax.train import setup
+from fadejax.train.checkpoint import restore_params
+from fadejax.train.evaluation import evaluate
+from fadejax.train.metrics import write_atomically
+from fadejax.verify import VerifierPool
+
+
+def with_intervals(report: dict[str, Any], ks: tuple[int, ...]) -> dict[str, Any]:
+  """The report with `intervals`: {"pass@k": [low, high]}, 95 %, over problems."""
+  n = np.array([p["n"] for p in report["problems"]])
+  c = np.array([p["c"] for p in report["problems"]])
+  intervals = {}
+  for k in ks:
+    values = passk.pass_at_k(n, c, k)
+    intervals[f"pass@{k}"] = list(passk.bootstrap_interval(values[~np.isnan(values)]))
+  return {**report, "intervals": intervals}
+
+
+def run_evaluation(config: RunConfig, checkpoint: str, step: int | None) -> dict[str, Any]:
+  """Evaluates a run's checkpoint (the newest, or `step`), or the config's own model.
+
+  Raises:
+    ValueError, FileNotFoundError: as the config, model or checkpoint demand.
+  """
+  setup.enable_compilation_cache(config.compilation_cache)
+  if checkpoint:
+    config = dataclasses.replace(config, init_from=checkpoint)
+    if setup.workdir_of(checkpoint) is None:
+      raise FileNotFoundError(f"--checkpoint={checkpoint} is not the workdir of a run")
+  tasks = setup.build_tasks(config)
+  policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
+  if checkpoint:
+    like = policy.abstract_params(policy.train_layout)
+    params = restore_params(Path(checkpoint) / "checkpoints", like, step)
+  else:
+    params, _ = setup.initial_params(config, policy)
+  params = setup.to_sampler(policy, config.model.dtype)(params)
+  verifier = config.verifier
+  with setup.precision(config), VerifierPool(verifier.workers, verifier.timeout_s) as pool:
+    report = evaluate(policy, params, tasks, pool, config)
+  return with_intervals(report, config.evaluation.ks if config.evaluation.samples else ())
+
+
+def _settings(values: Any) -> RunConfig:
+  """The config with the command's own flags laid over it."""
+  config = resolve(values.config)
+  if values.model:
+    config = dataclasses.replace(
+      config, model=dataclasses.replace(config.model, path=values.model, preset="")
+    )
+  task = config.task
+  if values.task.endswith((".jsonl", ".parquet")):
+    task = dataclasses.replace(task, name="jsonl", path=values.task, eval_path=values.task)
+  elif values.task:
+    task = dataclasses.replace(task, name=values.task)
+  evaluation = config.evaluation
+  ks = tuple(int(k) for k in values.ks) or evaluation.ks
+  samples = evaluation.samples if values.n is None else values.n
+  evaluation = dataclasses.replace(evaluation, ks=ks, samples=samples)
+  mixture = () if values.task else config.mixture
+  config = dataclasses.replace(config, task=task, mixture=mixture, evaluation=evaluation)
+  return resolve(dataclasses.asdict(config))
+
+
+def main(argv: list[str]) -> None:
+  """Evaluates, prints the metrics and writes the JSON."""
+  values = flags.FLAGS
+  logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes
+  if len(argv) > 1:
+    raise app.UsageError(f"unknown arguments {argv[1:]}")
+  if values.checkpoint and values.model:
+    raise app.UsageError("--checkpoint and --model: give one of them")
+  try:
+    report = run_evaluation(_settings(values), values.checkpoint, values.step)
+  except (ValueError, FileNotFoundError) as error:
+    sys.exit(f"fadejax.evaluate: {error}")
+  for key, value in report["metrics"].items():
+    low, high = report["intervals"].get(key, (None, None))
+    print(f"{key:16} {value:.4f}" + ("" if low is None else f"  [{low:.4f}, {high:.4f}]"))
+  if values.out:
+    Path(values.out).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(values.out), json.dumps(report, indent=1) + "\n")
+    print(f"written: {values.out}")
+
+
+if __name__ == "__main__":
+  config_flags.DEFINE_config_file("config", None, "Config file, configs/NAME.py.")
+  flags.DEFINE_string("checkpoint", "", "Workdir of a run: its newest checkpoint is evaluated.")
+  flags.DEFINE_integer("step", None, "Step of the checkpoint, instead of the newest.")
+  flags.DEFINE_string("model", "", "Hugging Face directory to evaluate.")
+  flags.DEFINE_string("task", "", "Task name, or a .jsonl or .parquet file; default: the config's.")
+  flags.DEFINE_integer("n", None, "Samples a problem; default: evaluation.samples.")
+  flags.DEFINE_list("ks", [], "k of pass@k, such as 1,8; default: evaluation.ks.")
+  flags.DEFINE_string("out", "", "JSON file to write.")
+  flags.mark_flag_as_required("config")
+  app.run(main)

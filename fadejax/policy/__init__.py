@@ -1,0 +1,1 @@
+"""The policy: a Flax transformer, where its arrays live, and how it samples."""

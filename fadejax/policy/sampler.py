@@ -1,0 +1,211 @@
+"""Sampling: a jitted loop that draws a group of completions for every prompt.
+
+The random number of completion g of a prompt at position t is
+`uniform(fold_in(fold_in(fold_in(root, draw), g), t))`, with the prompt's global draw
+index. So it depends on nothing else: not on the row, the batch, the host or the number
+of devices, and no draw ever repeats another's noise.
+
+A token is found by inverting the cumulative distribution in two levels: first the block
+of the vocabulary, then the token inside. That costs one pass over the probabilities,
+where Gumbel noise would want a random number for every entry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fadejax.algorithm.losses import logprobs_and_entropy
+from fadejax.arrays import PromptBatch, RolloutBatch, einsum32
+from fadejax.policy import model
+from fadejax.policy.sharding import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+  """What one compiled sampler does; hashable, so it is static.
+
+  `greedy` takes the most probable token; log-probs and entropies are then those of
+  temperature `temperature` all the same.
+  """
+
+  group: int
+  max_completion_length: int
+  stop_ids: tuple[int, ...]
+  pad_id: int = 0
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  greedy: bool = False
+  dtype: str = "float32"
+
+
+def top_k_mask(logits: jax.Array, k: int) -> jax.Array:
+  """bool[..., V]: the k largest logits, and any that equal the k-th."""
+  return logits >= jax.lax.top_k(logits, k)[0][..., -1:]
+
+
+def top_p_mask(logits: jax.Array, p: float) -> jax.Array:
+  """bool[..., V]: the fewest most probable tokens whose probabilities reach p.
+
+  A token stays while the mass of the more probable ones is under p, so the first always
+  does; tokens as probable as the last that stays do too.
+  """
+  ordered = jnp.sort(jax.nn.softmax(logits, axis=-1), axis=-1, descending=True)
+  before = jnp.cumsum(ordered, axis=-1) - ordered
+  lowest = jnp.min(jnp.where(before < p, ordered, jnp.inf), axis=-1, keepdims=True)
+  return jax.nn.softmax(logits, axis=-1) >= lowest
+
+
+def filter_logits(logits: jax.Array, top_k: int, top_p: float) -> jax.Array:
+  """Logits with what top-k, then top-p, leave out at -inf."""
+  if 0 < top_k < logits.shape[-1]:
+    logits = jnp.where(top_k_mask(logits, top_k), logits, -jnp.inf)
+  if top_p < 1.0:
+    logits = jnp.where(top_p_mask(logits, top_p), logits, -jnp.inf)
+  return logits
+
+
+def _first_past(cumulative: jax.Array, target: jax.Array, mass: jax.Array) -> jax.Array:
+  """Index of the first entry whose cumulative sum exceeds target; never one without mass.
+
+  Rounding may leave target at or past the last sum: then the last entry with mass.
+  """
+  last = mass.shape[-1] - 1 - jnp.argmax(jnp.flip(mass, -1) > 0, axis=-1)
+  past = (cumulative > target[..., None]) & (mass > 0)
+  return jnp.where(past.any(axis=-1), jnp.argmax(past, axis=-1), last).astype(jnp.int32)
+
+
+def inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
+  """The token at which the cumulative distribution passes a uniform number.
+
+  Args:
+    logits: f32[..., V]; -inf where a token may not be drawn, finite somewhere.
+    uniform: f32[...], in [0, 1).
+
+  Returns:
+    i32[...]. A token of probability zero is never returned.
+  """
+  size = logits.shape[-1]
+  block = max(1, round(size**0.5))
+  mass = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
+  spare = -size % block
+  mass = jnp.pad(mass, [(0, 0)] * (mass.ndim - 1) + [(0, spare)])
+  mass = mass.reshape(*logits.shape[:-1], -1, block)
+  block_mass = mass.sum(axis=-1)
+  block_sums = jnp.cumsum(block_mass, axis=-1)
+  target = uniform * block_sums[..., -1]
+  chosen = _first_past(block_sums, target, block_mass)
+  inside = jnp.take_along_axis(mass, chosen[..., None, None], axis=-2)[..., 0, :]
+  before = jnp.take_along_axis(block_sums - block_mass, chosen[..., None], axis=-1)[..., 0]
+  return chosen * block + _first_past(jnp.cumsum(inside, axis=-1), target - before, inside)
+
+
+def completion_keys(root: jax.Array, draw: jax.Array, group: int) -> jax.Array:
+  """Keys [P, G], one a completion, from the root and the draw indices i32[P]."""
+  fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+  prompt_keys = fold(root, draw)
+  return jax.vmap(fold, in_axes=(0, None))(prompt_keys, jnp.arange(group))
+
+
+def _uniforms(keys: jax.Array, position: jax.Array) -> jax.Array:
+  """f32[P, G] for completion position `position`."""
+  one = lambda key: jax.random.uniform(jax.random.fold_in(key, position))  # noqa: E731
+  return jax.vmap(jax.vmap(one))(keys)
+
+
+@functools.partial(jax.jit, static_argnames=("arch", "config", "layout"))
+def sample(
+  params: model.Params,
+  prompts: PromptBatch,
+  root: jax.Array,
+  *,
+  arch: model.Architecture,
+  config: SamplerConfig,
+  layout: Layout,
+) -> RolloutBatch:
+  """Draws `config.group` completions of every prompt.
+
+  The loop ends early when every completion has ended. A completion ends with a stop
+  token, which is part of it; one that has none after C tokens is flagged as truncated,
+  and nothing is written over its last token. Log-probs and entropies are those of the
+  whole distribution at the temperature, before top-k and top-p.
+
+  Args:
+    params: in the sampler's layout and dtype.
+    prompts: tokens i32[P, S], lengths and draw i32[P].
+    root: the PRNG key of the run (or of the evaluation).
+    arch: the architecture.
+    config: group, lengths, temperature, filters and stop tokens.
+    layout: where arrays live.
+
+  Returns:
+    RolloutBatch with completions of C = config.max_completion_length.
+  """
+  p, g, c = prompts.tokens.shape[0], config.group, config.max_completion_length
+  dtype = jnp.dtype(config.dtype)
+  prefix, last = model.prefill(
+    arch, params, prompts.tokens, prompts.lengths, layout=layout, dtype=dtype
+  )
+  keys = completion_keys(root, prompts.draw, g)
+  stop = jnp.asarray(config.stop_ids, jnp.int32)
+
+  def choose(hidden: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """hidden [P, G, D] → token, log-prob and entropy, each [P, G]."""
+    logits = einsum32("pgd,vd->pgv", hidden, model.head(params).astype(dtype))
+    logits = jnp.broadcast_to(logits / config.temperature, (p, g, logits.shape[-1]))
+    logits = layout.constrain(logits, "prompts", "group", None)
+    if config.greedy:
+      token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    else:
+      allowed = filter_logits(logits, config.top_k, config.top_p)
+      token = inverse_cdf(allowed, _uniforms(keys, position))
+    return token, *logprobs_and_entropy(logits, token)
+
+  def record(state: dict[str, Any], hidden: jax.Array) -> dict[str, Any]:
+    """Chooses the next token of every row and writes it where the row is still alive."""
+    t, alive = state["t"], ~state["done"]
+    token, logprob, entropy = choose(hidden, t)
+    put = lambda to, new, empty: to.at[:, :, t].set(jnp.where(alive, new, empty))  # noqa: E731
+    return {
+      **state,
+      "t": t + 1,
+      "tokens": put(state["tokens"], token, config.pad_id),
+      "logprobs": put(state["logprobs"], logprob, 0.0),
+      "entropy": put(state["entropy"], entropy, 0.0),
+      "lengths": state["lengths"] + alive.astype(jnp.int32),
+      "done": state["done"] | (token[..., None] == stop[None, None, :]).any(axis=-1),
+    }
+
+  def step(state: dict[str, Any]) -> dict[str, Any]:
+    token = jax.lax.dynamic_slice_in_dim(state["tokens"], state["t"] - 1, 1, axis=2)
+    hidden, own = model.extend(
+      arch, params, prefix, token, state["own"], layout=layout, dtype=dtype
+    )
+    return record({**state, "own": own}, hidden[:, :, 0])
+
+  state = {
+    "t": jnp.zeros((), jnp.int32),
+    "tokens": jnp.full((p, g, c), config.pad_id, jnp.int32),
+    "logprobs": jnp.zeros((p, g, c)),
+    "entropy": jnp.zeros((p, g, c)),
+    "lengths": jnp.zeros((p, g), jnp.int32),
+    "done": jnp.zeros((p, g), bool),
+    "own": model.init_own_cache(arch, p, g, c - 1, dtype),  # the last token is never read
+  }
+  state = record(state, jnp.broadcast_to(last[:, None], (p, 1, last.shape[-1])))
+  if c > 1:
+    unfinished = lambda s: (s["t"] < c) & ~s["done"].all()  # noqa: E731
+    state = jax.lax.while_loop(unfinished, step, state)
+  return RolloutBatch(
+    prompts=prompts,
+    tokens=state["tokens"],
+    lengths=state["lengths"],
+    truncated=~state["done"],
+    sampler_logprobs=state["logprobs"],
+    entropy=state["entropy"],
+  )

@@ -1,0 +1,136 @@
+"""Checkpoints: TrainState, the number of prompts drawn and the seed, through Orbax.
+
+Saved asynchronously and made whole by a rename, so that a run killed at any point finds
+its newest complete one. The label is the number of updates done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from fadejax.config import CheckpointConfig
+
+
+class Checkpoints:
+  """The checkpoints of a run, under `directory`. Close it: it waits for the last save."""
+
+  def __init__(self, directory: Path, config: CheckpointConfig):
+    self._metric = config.best_metric
+    keep = [checkpoint_managers.LatestN(config.keep)]
+    if config.keep_best:
+      best = checkpoint_managers.BestN(
+        get_metric_fn=lambda metrics: metrics[self._metric],
+        n=config.keep_best,
+        keep_checkpoints_without_metrics=False,
+      )
+      keep.append(best)
+    self._manager = ocp.CheckpointManager(
+      Path(directory).resolve(),
+      options=ocp.CheckpointManagerOptions(
+        preservation_policy=checkpoint_managers.AnyPreservationPolicy(keep),
+        best_fn=lambda metrics: metrics[self._metric],
+        enable_async_checkpointing=True,
+        step_prefix="step",
+      ),
+      item_names=("state", "meta"),
+    )
+
+  def save(
+    self, step: int, state: Any, meta: dict[str, Any], metrics: dict[str, float] | None
+  ) -> None:
+    """Starts a save; returns once the arrays are copied. `metrics` of this step's evaluation."""
+    known = None if metrics is None or self._metric not in metrics else dict(metrics)
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)),
+      metrics=known,
+    )
+
+  def latest(self) -> int | None:
+    """Step of the newest complete checkpoint."""
+    return self._manager.latest_step()
+
+  def best(self) -> int | None:
+    """Step of the checkpoint with the best evaluation; the newest where none was evaluated."""
+    best = self._manager.best_step()
+    return self.latest() if best is None else best
+
+  def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    """(state, meta) of a step, placed as `like` (arrays or ShapeDtypeStructs with shardings)."""
+    restored = self._manager.restore(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardRestore(_abstract(like)), meta=ocp.args.JsonRestore()
+      ),
+    )
+    return restored["state"], restored["meta"]
+
+  def wait(self) -> None:
+    """Waits for the save in flight."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits for the save in flight and frees the manager."""
+    self._manager.wait_until_finished()
+    self._manager.close()
+
+
+def _abstract(tree: Any) -> Any:
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def restore_params(directory: Path, like: Any, step: int | None = None) -> Any:
+  """Only the parameters of a run's checkpoint, the best evaluated one unless `step` is given.
+
+  Args:
+    directory: a run's `checkpoints` folder.
+    like: parameters as jax.ShapeDtypeStruct with shardings.
+    step: which checkpoint.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint, or none of that step.
+    ValueError: the checkpoint's parameters have other shapes.
+  """
+  with ocp.CheckpointManager(
+    Path(directory).resolve(),
+    options=ocp.CheckpointManagerOptions(step_prefix="step", read_only=True),
+    item_names=("state", "meta"),
+  ) as manager:
+    steps = sorted(manager.all_steps())
+    if not steps or (step is not None and step not in steps):
+      raise FileNotFoundError(
+        f"{directory} has no checkpoint{f' of step {step}' if step else ''}; steps there: {steps}"
+      )
+    step = steps[-1] if step is None else step
+    stored = manager.item_metadata(step)["state"]
+  raise_on_other_shapes(stored["params"], like, f"{directory} step {step}")
+  path = Path(directory).resolve() / f"step_{step}" / "state"
+  with ocp.PyTreeCheckpointer() as reader:
+    return reader.restore(
+      path,
+      args=ocp.args.PyTreeRestore(
+        item={"params": like},
+        restore_args=ocp.checkpoint_utils.construct_restore_args({"params": like}),
+        partial_restore=True,
+      ),
+    )["params"]
+
+
+def raise_on_other_shapes(stored: Any, like: Any, where: str) -> None:
+  """ValueError that lists every parameter whose shape differs."""
+  flat = lambda t: {
+    jax.tree_util.keystr(k): tuple(v.shape) for k, v in jax.tree_util.tree_leaves_with_path(t)
+  }  # noqa: E731,E501
+  there, here = flat(stored), flat(like)
+  if there != here:
+    lines = [
+      f"  {k}: {there.get(k)} there, {here.get(k)} here"
+      for k in sorted(there | here)
+      if there.get(k) != here.get(k)
+    ]
+    raise ValueError(f"{where} holds another architecture:\n" + "\n".join(lines))

@@ -1,0 +1,420 @@
+"""The training loop, top to bottom.
+
+    prompts  = pipeline.batch(draws)            data order: a function of (seed, draw)
+    rollout  = sample(sampler_params, prompts)  a group of completions a prompt
+    graded   = grade(rollout)                   verdicts from the pool, as rewards
+    state    = update(state, rollout, rewards)  averages, α and δ, weights, one step
+    on cadence: evaluation, checkpoint; always: one row of metrics
+
+Side effects of a run live here and in the writers; the rest is pure functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fadejax.algorithm import fade
+from fadejax.config import RunConfig, resolve, to_json
+from fadejax.data.pipeline import Pipeline
+from fadejax.policy import model
+from fadejax.policy.sampler import SamplerConfig, sample
+from fadejax.train import plan, setup
+from fadejax.train import rollout as rollouts
+from fadejax.train.checkpoint import Checkpoints, restore_params
+from fadejax.train.evaluation import evaluate
+from fadejax.train.metrics import Writers, open_writers, write_atomically
+from fadejax.train.optim import make_optimizer, make_schedule
+from fadejax.train.progress import Progress
+from fadejax.train.step import TrainState, UpdateSettings, init_state, make_update
+from fadejax.verify import VerifierPool
+
+# Sections that a resumed run may change; anything else would make it another run.
+MAY_CHANGE = (
+  "steps", "mesh", "evaluation", "checkpoint", "log", "verifier", "compilation_cache",
+  "max_skipped_updates",
+)  # fmt: skip
+
+
+class RunStopped(RuntimeError):
+  """The run cannot go on; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What `train` leaves behind, besides the files in the workdir."""
+
+  steps: int
+  before: dict[str, float] | None  # evaluation metrics at the start, where there was one
+  after: dict[str, float] | None
+  exported: Path | None
+
+
+class _Clock:
+  """Seconds by phase, for one step's row."""
+
+  def __init__(self) -> None:
+    self.row: dict[str, float] = {}
+
+  @contextlib.contextmanager
+  def __call__(self, phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    self.row[f"time/{phase}"] = time.perf_counter() - start
+
+
+def train(
+  config: RunConfig,
+  workdir: Path,
+  *,
+  plan_only: bool = False,
+  profile: tuple[int, int] | None = None,
+) -> Outcome | None:
+  """Trains, or goes on training where `workdir` holds an earlier part of the same run.
+
+  Args:
+    config: the resolved config.
+    workdir: where everything is written.
+    plan_only: print the plan and stop before the first step.
+    profile: first and last step of a JAX profiler trace, written to workdir/profile.
+
+  Raises:
+    RunStopped: most groups of a step could not be graded, or updates were not finite.
+    ValueError: the config does not fit the data, the model, the devices or the workdir.
+  """
+  cache = setup.enable_compilation_cache(config.compilation_cache)
+  with setup.precision(config):
+    run = _Run.build(config, workdir, cache)
+    if plan_only:
+      return None
+    with contextlib.ExitStack() as stack:
+      return run.go(stack, profile)
+
+
+@dataclasses.dataclass
+class _Run:
+  """One run in progress: what was built, and the two things that change, state and draws."""
+
+  config: RunConfig
+  workdir: Path
+  policy: setup.Policy
+  tasks: list
+  pipeline: Pipeline
+  update: Any
+  to_sampler: Any
+  sampler: SamplerConfig
+  state: TrainState
+  ref_params: model.Params | None
+  draws: int = 0  # prompts drawn so far
+  skipped: int = 0  # updates left out in a row
+
+  @classmethod
+  def build(cls, config: RunConfig, workdir: Path, cache: str) -> _Run:
+    """Tasks, tokenizer, policy, state and compiled update; prints the plan."""
+    tasks = setup.build_tasks(config)
+    tokenizer = setup.build_tokenizer(config, tasks)
+    policy = setup.build_policy(config, tokenizer)
+    check_workdir(config, workdir)
+    params, source = setup.initial_params(config, policy)
+    pipeline = Pipeline(
+      [task for _, task in tasks],
+      [c.weight for c, _ in tasks],
+      setup.encoder(tokenizer, tasks),
+      prompts_per_batch=config.rollout.prompts,
+      max_prompt_length=config.rollout.max_prompt_length,
+      seed=config.seed,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+    schedule = make_schedule(
+      config.optimizer.learning_rate,
+      config.optimizer.warmup_steps,
+      config.steps * config.loss.minibatches,
+      config.optimizer.schedule,
+      config.optimizer.final_fraction,
+    )
+    o = config.optimizer
+    optimizer = make_optimizer(
+      schedule, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay, clip_norm=o.clip_norm
+    )
+    settings = UpdateSettings(
+      policy.arch, config.model, config.rollout, config.weight, config.fade, config.loss,
+      config.steps,
+    )  # fmt: skip
+    ref_params = jax.tree.map(lambda x: x.copy(), params) if config.loss.kl_coefficient else None
+    make_state = functools.partial(init_state, optimizer=optimizer, config=config.fade)
+    shardings = _state_shardings(policy, make_state, params)
+    state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
+    sampler = SamplerConfig(
+      group=config.rollout.group,
+      max_completion_length=config.rollout.max_completion_length,
+      stop_ids=tokenizer.stop_ids,
+      pad_id=tokenizer.pad_id,
+      temperature=config.rollout.temperature,
+      top_k=config.rollout.top_k,
+      top_p=config.rollout.top_p,
+      dtype=config.model.dtype,
+    )
+    run = cls(
+      config=config,
+      workdir=workdir,
+      policy=policy,
+      tasks=tasks,
+      pipeline=pipeline,
+      update=make_update(settings, optimizer, schedule, policy.train_layout, shardings),
+      to_sampler=setup.to_sampler(policy, config.model.dtype),
+      sampler=sampler,
+      state=state,
+      ref_params=ref_params,
+    )
+    plan.show(config, policy, state, pipeline, [t for _, t in tasks], source, cache)
+    print(f"first prompt:\n{run.first_prompt()}\n", flush=True)
+    return run
+
+  def first_prompt(self) -> str:
+    """The first training prompt exactly as the model reads it, control tokens included."""
+    batch = self.pipeline.batch(0)
+    return self.prompt_text(batch.problems[0])
+
+  def prompt_text(self, problem: dict[str, Any]) -> str:
+    """A problem's prompt as the model reads it."""
+    settings = {task.name: c for c, task in self.tasks}[problem["task"]]
+    return self.policy.tokenizer.render(problem["prompt"], **setup.template_settings(settings))
+
+  # ------------------------------------------------------------- the loop
+
+  def go(self, stack: contextlib.ExitStack, profile: tuple[int, int] | None) -> Outcome:
+    """Restores, trains to the last step, evaluates and exports."""
+    config = self.config
+    self.workdir.mkdir(parents=True, exist_ok=True)
+    checkpoints = Checkpoints(self.workdir / "checkpoints", config.checkpoint)
+    stack.callback(checkpoints.close)
+    start = self.restore(checkpoints)
+    write_atomically(self.workdir / "config.json", to_json(config) + "\n")
+    self.policy.tokenizer.save(self.workdir / "tokenizer")
+    verifiers = sorted({r["verifier"] for _, t in self.tasks for r in [t.train[0]]})
+    pool = stack.enter_context(
+      VerifierPool(config.verifier.workers, config.verifier.timeout_s, warm=verifiers)
+    )
+    writers = stack.enter_context(
+      open_writers(
+        self.workdir,
+        json.loads(to_json(config)),
+        start,
+        tensorboard=config.log.tensorboard,
+        wandb_mode=config.log.wandb,
+        wandb_project=config.log.wandb_project,
+      )
+    )
+    if start is not None and any(writers.dropped.values()):
+      print(f"lines after step {start} cut away: {writers.dropped}", flush=True)
+    if writers.last_step is None:
+      self.evaluate_and_write(pool, writers, 0, {})
+    first = int(self.state.step)
+    bar = stack.enter_context(Progress(config.steps, first)) if config.log.progress else None
+    for step in range(first + 1, config.steps + 1):
+      with _traced(profile, step, self.workdir / "profile"):
+        row = self.one_step(step, pool, writers, checkpoints)
+      if bar is not None:
+        bar.update(row)
+    return self.finish(checkpoints, pool)
+
+  def one_step(
+    self, step: int, pool: VerifierPool, writers: Writers, checkpoints: Checkpoints
+  ) -> dict[str, Any]:
+    """Draw, sample, grade, update; then evaluation, checkpoint and row, where they are due."""
+    clock, started = _Clock(), time.perf_counter()
+    with clock("data"):
+      batch = self.pipeline.batch(self.draws)
+      prompts = setup.place_prompts(batch, self.policy.sample_layout)
+    with clock("rollout"):
+      rollout = sample(
+        self.to_sampler(self.state.params),
+        prompts,
+        jax.random.key(self.config.seed),
+        arch=self.policy.arch,
+        config=self.sampler,
+        layout=self.policy.sample_layout,
+      )
+      host = rollouts.to_host(rollout)
+    with clock("grade"):
+      graded = rollouts.grade(host, batch.problems, self.policy.tokenizer, pool, self.config.reward)
+      _stop_if_ungraded(graded, step)
+    with clock("update"):
+      rewards = setup.place_rewards(graded.rewards, self.policy.train_layout)
+      extra = () if self.ref_params is None else (self.ref_params,)
+      self.state, metrics = self.update(self.state, rollout, rewards, *extra)
+      row = {key: _number(value) for key, value in jax.device_get(metrics).items()}
+    self.draws += self.config.rollout.prompts
+    row |= {"step": step, "prompts_drawn": self.draws}
+    row |= rollouts.verdict_shares(graded.verdicts)
+    row |= rollouts.task_solve_rates(graded.rewards, batch.problems)
+    self.stop_if_skipping(row)
+    if step == 1:
+      initial = float(self.state.fade.initial_entropy)
+      low, high = fade.delta_range(self.config.fade, initial)
+      print(f"first batch: entropy {initial:.3f} nats, so δ can reach [{low:.2f}, {high:.2f}]")
+    log = self.config.log
+    if log.samples_every and step % log.samples_every == 0:
+      texts = [self.prompt_text(p) for p in batch.problems[: log.samples]]
+      writers.samples(rollouts.sample_rows(step, graded, host, batch.problems, texts, log.samples))
+    with clock("eval"):
+      report = self.evaluate_if_due(pool, step)
+    with clock("save"):
+      self.save_if_due(checkpoints, step, report)
+    if report is not None:
+      row |= {f"eval/{k}": v for k, v in report["metrics"].items()}
+    clock.row["time/step"] = time.perf_counter() - started
+    row |= clock.row | {"tokens_per_s": row["tokens"] / clock.row["time/rollout"]}
+    writers.row(row)
+    return row
+
+  # ---------------------------------------------------- what is on cadence
+
+  def evaluate_if_due(self, pool: VerifierPool, step: int) -> dict[str, Any] | None:
+    """The evaluation report of this step, or None where none is due."""
+    e, last = self.config.evaluation, step == self.config.steps
+    due = (last and e.at_end) or (e.every and step % e.every == 0)
+    return self.evaluate(pool, step) if due else None
+
+  def evaluate(self, pool: VerifierPool, step: int) -> dict[str, Any]:
+    """Evaluates the present parameters and writes eval/step_….json."""
+    params = self.to_sampler(self.state.params)
+    report = {"step": step, **evaluate(self.policy, params, self.tasks, pool, self.config)}
+    path = self.workdir / "eval" / f"step_{step:06d}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    return report
+
+  def evaluate_and_write(
+    self, pool: VerifierPool, writers: Writers, step: int, row: dict[str, Any]
+  ) -> None:
+    """The row of step 0: the evaluation before training."""
+    if not self.config.evaluation.at_start:
+      return
+    clock = _Clock()
+    with clock("eval"):
+      report = self.evaluate(pool, step)
+    metrics = {f"eval/{k}": v for k, v in report["metrics"].items()}
+    writers.row({"step": step, **row, **metrics, **clock.row})
+
+  def save_if_due(self, checkpoints: Checkpoints, step: int, report: dict[str, Any] | None) -> None:
+    """Starts an asynchronous save on cadence and after the last step."""
+    every = self.config.checkpoint.every
+    if step == self.config.steps or (every and step % every == 0):
+      meta = {"draws": self.draws, "seed": self.config.seed, "skipped": self.skipped}
+      checkpoints.save(step, self.state, meta, report["metrics"] if report else None)
+
+  def restore(self, checkpoints: Checkpoints) -> int | None:
+    """Takes up the newest complete checkpoint; returns its step, or None."""
+    step = checkpoints.latest()
+    if step is None:
+      return None
+    self.state, meta = checkpoints.restore(step, self.state)
+    if int(self.state.step) != step:
+      raise ValueError(f"checkpoint {step} in {self.workdir} holds step {int(self.state.step)}")
+    self.draws, self.skipped = meta["draws"], meta["skipped"]
+    print(f"resuming {self.workdir} from step {step}, {self.draws} prompts drawn", flush=True)
+    return step
+
+  def stop_if_skipping(self, row: dict[str, Any]) -> None:
+    """Counts updates that were not finite; stops the run after too many in a row."""
+    self.skipped = self.skipped + 1 if row["update_skipped"] else 0
+    if self.skipped >= self.config.max_skipped_updates:
+      raise RunStopped(
+        f"the gradient was not finite in {self.skipped} steps in a row (max_skipped_updates): "
+        f"lower optimizer.learning_rate; the last good checkpoint is in {self.workdir}/checkpoints"
+      )
+
+  def finish(self, checkpoints: Checkpoints, pool: VerifierPool) -> Outcome:
+    """Exports the best checkpoint, and gathers the evaluations of both ends."""
+    checkpoints.wait()
+    exported = None
+    step = checkpoints.best()
+    if self.config.checkpoint.export and step is not None and self.config.steps:
+      params = self.state.params
+      if step != int(self.state.step):
+        like = self.policy.abstract_params(self.policy.train_layout)
+        params = restore_params(self.workdir / "checkpoints", like, step)
+      exported = setup.export(self.policy, params, self.workdir / "export")
+      print(f"step {step} exported as a Hugging Face directory: {exported}", flush=True)
+    read = lambda step: _read_evaluation(self.workdir, step)  # noqa: E731
+    return Outcome(int(self.state.step), read(0), read(int(self.state.step)), exported)
+
+
+# --------------------------------------------------------------- small pieces
+
+
+def _state_shardings(policy: setup.Policy, make_state: Any, params: model.Params) -> TrainState:
+  """Shardings of a TrainState: the optimizer's moments lie where their parameters do."""
+  abstract = jax.eval_shape(make_state, params)
+  own = policy.param_shardings(policy.train_layout)
+  whole = policy.train_layout.sharding((), ())
+  structure = jax.tree.structure(params)
+
+  def like_params(tree: Any) -> bool:
+    return jax.tree.structure(tree) == structure
+
+  return jax.tree.map(
+    lambda tree: own if like_params(tree) else whole, abstract, is_leaf=like_params
+  )
+
+
+def check_workdir(config: RunConfig, workdir: Path) -> None:
+  """Refuses a workdir that holds another run."""
+  path = workdir / "config.json"
+  if not path.exists() or not (workdir / "checkpoints").exists():
+    return
+  earlier = dataclasses.asdict(resolve(json.loads(path.read_text())))
+  now = dataclasses.asdict(config)
+  changed = [
+    f"  {key}: {earlier[key]!r} there, {now[key]!r} now"
+    for key in now
+    if key not in MAY_CHANGE and earlier[key] != now[key]
+  ]
+  if changed:
+    raise ValueError(
+      f"{workdir} holds a run with another config:\n" + "\n".join(changed) + "\n"
+      "Take another --workdir, or set these fields back to resume it."
+    )
+
+
+def _stop_if_ungraded(graded: rollouts.Graded, step: int) -> None:
+  """Stops the run where more than half of a step's groups could not be graded."""
+  invalid = int(np.sum(~graded.rewards.valid))
+  if 2 * invalid > len(graded.rewards.valid):
+    detail = next(v.detail for v in graded.verdicts if v.reward is None)
+    raise RunStopped(
+      f"step {step}: {invalid} of {len(graded.rewards.valid)} groups could not be graded; "
+      f"the first reason: {detail}"
+    )
+
+
+def _number(value: Any) -> float | int:
+  value = np.asarray(value)
+  return value.item() if value.dtype.kind in "iufb" else float(value)
+
+
+def _read_evaluation(workdir: Path, step: int) -> dict[str, float] | None:
+  path = workdir / "eval" / f"step_{step:06d}.json"
+  return json.loads(path.read_text())["metrics"] if path.exists() else None
+
+
+@contextlib.contextmanager
+def _traced(profile: tuple[int, int] | None, step: int, where: Path) -> Iterator[None]:
+  """Starts and stops a profiler trace around the steps of `profile`, both included."""
+  if profile is not None and step == profile[0]:
+    jax.profiler.start_trace(str(where))
+  yield
+  if profile is not None and step == profile[1]:
+    jax.profiler.stop_trace()
+    print(f"profile of steps {profile[0]} to {profile[1]}: {where}", flush=True)

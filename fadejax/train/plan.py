@@ -1,0 +1,124 @@
+"""The plan a run prints before its first step: what will run where, and what it takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fadejax.config import RunConfig, to_json
+from fadejax.data.pipeline import Pipeline
+from fadejax.data.records import Task
+from fadejax.policy import model
+from fadejax.train.setup import Policy
+from fadejax.train.step import TrainState
+
+
+def bytes_per_device(tree: Any) -> int:
+  """Bytes that a tree of placed arrays takes on the fullest device."""
+  total = 0
+  for x in jax.tree.leaves(tree):
+    total += int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
+  return total
+
+
+def cache_bytes(config: RunConfig, policy: Policy) -> int:
+  """Keys and values of one rollout on one device: prefixes and completions."""
+  arch, r = policy.arch, config.rollout
+  position = (
+    2 * arch.layers * arch.kv_heads * arch.head_size * jnp.dtype(config.model.dtype).itemsize
+  )
+  ways = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
+  own = r.prompts * r.group * (r.max_completion_length - 1) // ways
+  prefix = r.prompts * r.max_prompt_length
+  prefix //= ways if r.prompts % ways == 0 else policy.mesh.shape["data"]
+  return position * (own + prefix)
+
+
+def activation_bytes(config: RunConfig, policy: Policy) -> int:
+  """What the backward pass of one micro-batch keeps on one device, about.
+
+  Counts the layers' inputs, and without rematerialisation their inner arrays and attention
+  scores, and the logits of one chunk with their gradient. An estimate: the compiler may
+  fuse some away or keep more.
+  """
+  arch, r, loss = policy.arch, config.rollout, config.loss
+  prompts = r.prompts / (loss.minibatches * loss.microbatches)
+  tokens = prompts * (r.max_prompt_length + r.group * r.max_completion_length)
+  size = jnp.dtype(config.model.dtype).itemsize
+  per_token = arch.width
+  if config.model.remat != "full":
+    per_token += 4 * arch.width + 2 * (arch.heads + arch.kv_heads) * arch.head_size + 4 * arch.ffn
+  kept = tokens * per_token * arch.layers * size
+  if config.model.remat == "none":
+    s, c = r.max_prompt_length, r.max_completion_length
+    kept += prompts * arch.heads * arch.layers * 8 * (s * s + r.group * c * (s + c))
+  chunk = min(loss.logprob_chunk or r.max_completion_length, r.max_completion_length)
+  logits = 2 * prompts * r.group * chunk * arch.vocab_size * 4
+  ways = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
+  return int((kept + logits / policy.mesh.shape["tensor"]) / ways)
+
+
+def _size(count: float) -> str:
+  for unit in ("B", "kB", "MB", "GB"):
+    if count < 1000 or unit == "GB":
+      return f"{count:.0f} {unit}" if unit in ("B", "kB") else f"{count:.2f} {unit}"
+    count /= 1000
+  raise AssertionError
+
+
+def show(
+  config: RunConfig,
+  policy: Policy,
+  state: TrainState,
+  pipeline: Pipeline,
+  tasks: list[Task],
+  source: str,
+  cache: str,
+) -> None:
+  """Prints the resolved config and the plan."""
+  r, arch, devices = config.rollout, policy.arch, jax.devices()
+  mesh = " × ".join(f"{name} {size}" for name, size in policy.mesh.shape.items())
+  axes, shapes = model.logical_axes(arch), model.abstract_params(arch)
+  lines = [
+    f"devices      {len(devices)} × {devices[0].device_kind} ({devices[0].platform}), mesh {mesh}, "
+    f"{jax.process_count()} process(es)",
+    f"policy       {model.count_params(arch):,} parameters from {source}; {config.model.dtype}",
+    f"step         {r.prompts} prompts × {r.group} completions, S = {r.max_prompt_length}, "
+    f"C = {r.max_completion_length}; {config.loss.minibatches} minibatch(es) × "
+    f"{config.loss.microbatches} micro-batch(es); {config.steps} steps",
+    f"weight       {config.weight.name} {config.weight.settings or ''}".rstrip(),
+    f"fade         β {config.fade.beta:g}, H* {config.fade.target_entropy}, α up to "
+    f"{config.fade.alpha_max:g}, δ down to {config.fade.delta_min:g}, driver {config.fade.driver}",
+    *(f"task         {_task_line(task)}" for task in tasks),
+    *(f"dropped      {count} {why}" for why, count in pipeline.counts.items() if count),
+    f"memory       a device: parameters {_size(bytes_per_device(state.params))}, optimizer "
+    f"{_size(bytes_per_device(state.opt_state))}, cache {_size(cache_bytes(config, policy))}, "
+    f"activations about {_size(activation_bytes(config, policy))}",
+    *(f"note         {line}" for line in policy.train_layout.replicated(axes, shapes)),
+    f"cache        compiled programs in {cache}",
+  ]
+  if (r.top_k or r.top_p < 1) and config.loss.old_logprobs == "sampler":
+    lines.append("warning      top-k or top-p while training: log-probs are of the unfiltered "
+                 "distribution, so the ratio is biased")  # fmt: skip
+  print("config\n" + _config_text(config) + "\nplan\n  " + "\n  ".join(lines), flush=True)
+
+
+def _config_text(config: RunConfig) -> str:
+  """The resolved config, a line a section."""
+  sections = json.loads(to_json(config))
+  top = {key: value for key, value in sections.items() if not isinstance(value, dict)}
+  nested = {key: value for key, value in sections.items() if isinstance(value, dict)}
+  lines = []
+  for name, fields in [("", top), *nested.items()]:
+    text = "  ".join(f"{key}={json.dumps(value)}" for key, value in fields.items())
+    lines.append(f"  {name:12} {text}")
+  return "\n".join(lines)
+
+
+def _task_line(task: Task) -> str:
+  counts = ", ".join(f"{count} {why}" for why, count in task.counts.items() if count)
+  return f"{task.name}: {len(task.eval)} evaluation problems{'; ' + counts if counts else ''}"

@@ -1,0 +1,129 @@
+"""From sampled tokens to rewards: text, verdicts, numbers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fadejax.algorithm.losses import overlong_penalty
+from fadejax.arrays import RewardBatch, RolloutBatch
+from fadejax.config import RewardConfig
+from fadejax.data.tokenizer import Tokenizer
+from fadejax.verify import STATUSES, Verdict, VerifierPool
+
+TRUNCATED = Verdict(0.0, "no_answer", "truncated before a stop token")
+
+
+@dataclasses.dataclass(frozen=True)
+class Graded:
+  """A rollout as the host sees it, row-major: completion g of prompt p is at p · G + g."""
+
+  texts: list[str]
+  verdicts: list[Verdict]
+  rewards: RewardBatch  # NumPy
+
+
+def grade(
+  rollout: RolloutBatch,
+  problems: Sequence[dict[str, Any]],
+  tokenizer: Tokenizer,
+  pool: VerifierPool,
+  config: RewardConfig,
+) -> Graded:
+  """Decodes a rollout and has it graded.
+
+  A group with a `grader_error` is invalid as a whole. With `require_end` a truncated
+  completion earns 0 and is not sent to a grader.
+
+  Args:
+    rollout: on the host (NumPy leaves).
+    problems: one record a prompt; fewer than P where the batch is padded: the rest is
+      graded as invalid, and never sent.
+    tokenizer: turns sampled ids into text; ids are never encoded again.
+    pool: the graders.
+    config: from verdict to reward.
+  """
+  p, g, c = rollout.tokens.shape
+  texts, items, where = [], [], []
+  verdicts: list[Verdict] = [TRUNCATED] * (len(problems) * g)
+  for i, problem in enumerate(problems):
+    for j in range(g):
+      # The stop token is no part of the answer.
+      length = int(rollout.lengths[i, j]) - (not rollout.truncated[i, j])
+      texts.append(tokenizer.decode(rollout.tokens[i, j, :length].tolist()))
+      if not (config.require_end and rollout.truncated[i, j]):
+        items.append((problem["verifier"], texts[-1], problem))
+        where.append(i * g + j)
+  for index, verdict in zip(where, pool.grade(items), strict=True):
+    verdicts[index] = verdict
+  rewards = np.zeros((p, g), np.float32)
+  valid = np.zeros(p, bool)
+  for i in range(len(problems)):
+    group = verdicts[i * g : (i + 1) * g]
+    valid[i] = all(v.reward is not None for v in group)
+    if valid[i]:
+      rewards[i] = [v.reward for v in group]
+  shaping = np.zeros((p, g), np.float32)
+  if config.overlong_buffer:
+    shaping = np.asarray(overlong_penalty(rollout.lengths, c, config.overlong_buffer), np.float32)
+  return Graded(texts, verdicts, RewardBatch(rewards, shaping, valid))  # type: ignore[arg-type]
+
+
+def to_host(rollout: RolloutBatch) -> RolloutBatch:
+  """The rollout with NumPy leaves."""
+  return jax.tree.map(np.asarray, jax.device_get(rollout))
+
+
+def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float]:
+  """`verdict/<status>` → share of the verdicts, for every status there is."""
+  counts = collections.Counter(v.status for v in verdicts)
+  return {f"verdict/{status}": counts[status] / max(1, len(verdicts)) for status in STATUSES}
+
+
+def task_solve_rates(rewards: RewardBatch, problems: Sequence[dict[str, Any]]) -> dict[str, float]:
+  """`solve_rate/<task>` → mean reward over the task's valid groups, where there are several tasks."""
+  names = sorted({problem["task"] for problem in problems})
+  if len(names) < 2:
+    return {}
+  rates = {}
+  for name in names:
+    rows = [i for i, problem in enumerate(problems) if problem["task"] == name and rewards.valid[i]]
+    if rows:
+      rates[f"solve_rate/{name}"] = float(np.mean(np.clip(rewards.rewards[rows], 0.0, 1.0)))
+  return rates
+
+
+def sample_rows(
+  step: int,
+  graded: Graded,
+  rollout: RolloutBatch,
+  problems: Sequence[dict[str, Any]],
+  prompts: Sequence[str],
+  count: int,
+) -> list[dict[str, Any]]:
+  """Rows for samples.jsonl: completion 0 of the first `count` prompts."""
+  g = rollout.tokens.shape[1]
+  rows = []
+  for i, problem in enumerate(problems[:count]):
+    verdict, length = graded.verdicts[i * g], int(rollout.lengths[i, 0])
+    rows.append(
+      {
+        "step": step,
+        "draw": int(rollout.prompts.draw[i]),
+        "task": problem["task"],
+        "prompt": prompts[i],
+        "completion": graded.texts[i * g],
+        "reward": verdict.reward,
+        "status": verdict.status,
+        "detail": verdict.detail,
+        "length": length,
+        "truncated": bool(rollout.truncated[i, 0]),
+        "entropy": float(np.mean(rollout.entropy[i, 0, :length])),
+      }
+    )
+  return rows

@@ -1,0 +1,216 @@
+"""Builds what a run, an evaluation or a supervised warm-up needs, from a config."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fadejax.arrays import PromptBatch, RewardBatch
+from fadejax.cache import cache_dir
+from fadejax.config import RunConfig, task_configs
+from fadejax.data import tokenizer as tokenizers
+from fadejax.data.pipeline import HostBatch
+from fadejax.data.records import Task, TaskConfig
+from fadejax.data.tasks import TASKS
+from fadejax.policy import hf, model, presets, sharding
+from fadejax.policy.sharding import Layout
+from fadejax.train.checkpoint import restore_params
+
+Tokenizer = tokenizers.Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """An architecture, its tokenizer, and where its arrays live."""
+
+  arch: model.Architecture
+  tokenizer: Tokenizer
+  mesh: Mesh
+  train_layout: Layout  # of one forward pass of the update
+  sample_layout: Layout  # of the rollout
+
+  def param_shardings(self, layout: Layout) -> model.Params:
+    """Shardings of the parameters in a layout."""
+    return layout.tree(model.logical_axes(self.arch), model.abstract_params(self.arch))
+
+  def abstract_params(self, layout: Layout) -> model.Params:
+    """The parameters as shapes with shardings."""
+    like = lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)  # noqa: E731
+    return jax.tree.map(like, model.abstract_params(self.arch), self.param_shardings(layout))
+
+
+def enable_compilation_cache(setting: str) -> str:
+  """Turns the persistent cache of compiled programs on; returns where it is, or "off".
+
+  JAX_COMPILATION_CACHE_DIR wins over the default, so that a site can share one.
+  """
+  if setting == "off":
+    jax.config.update("jax_enable_compilation_cache", False)
+    return "off"
+  where = setting or os.environ.get("JAX_COMPILATION_CACHE_DIR", "") or str(cache_dir() / "xla")
+  jax.config.update("jax_compilation_cache_dir", where)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+  return where
+
+
+def build_tasks(config: RunConfig) -> list[tuple[TaskConfig, Task]]:
+  """The run's tasks, each with the settings that made it."""
+  return [(c, TASKS[c.name](c, config.seed)) for c in task_configs(config)]
+
+
+def workdir_of(path: str) -> Path | None:
+  """The path, where it is the workdir of a run (it has checkpoints)."""
+  return Path(path) if path and (Path(path) / "checkpoints").is_dir() else None
+
+
+def build_tokenizer(config: RunConfig, tasks: list[tuple[TaskConfig, Task]]) -> Tokenizer:
+  """The model's tokenizer; for a preset, `init_from`'s, or one id a character of the tasks.
+
+  Raises:
+    ValueError: a preset without a tokenizer, on tasks that need one.
+  """
+  if config.model.path:
+    return tokenizers.load(config.model.path)
+  if workdir_of(config.init_from):
+    return tokenizers.load(Path(config.init_from) / "tokenizer")
+  alphabets = [task.alphabet for _, task in tasks]
+  if not all(alphabets):
+    raise ValueError(
+      "config.model: tasks on free text need a tokenizer: set model.path to a Hugging Face "
+      "directory (python -m fadejax.convert makes one), or init_from to a run that has one"
+    )
+  return tokenizers.characters("".join(sorted(set("".join(a for a in alphabets if a)))))
+
+
+def build_policy(config: RunConfig, tokenizer: Tokenizer) -> Policy:
+  """Architecture and layouts; no parameters yet.
+
+  Raises:
+    ValueError: neither model.path nor model.preset, or a batch the mesh cannot split.
+  """
+  if config.model.path:
+    arch = dataclasses.replace(hf.read_architecture(config.model.path), **config.model.overrides)
+  elif config.model.preset:
+    arch = presets.preset(config.model.preset, tokenizer.vocab_size, config.model.overrides)
+  else:
+    raise ValueError(
+      f"config.model: set path (a Hugging Face directory) or preset ({', '.join(presets.PRESETS)})"
+    )
+  longest = config.rollout.max_prompt_length + config.rollout.max_completion_length
+  if arch.max_positions and longest > arch.max_positions:
+    raise ValueError(
+      f"config.rollout: max_prompt_length + max_completion_length = {longest}, but the model's "
+      f"max_position_embeddings is {arch.max_positions}"
+    )
+  mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+  prompts, group = config.rollout.prompts, config.rollout.group
+  passes = config.loss.minibatches * config.loss.microbatches
+  return Policy(
+    arch,
+    tokenizer,
+    mesh,
+    sharding.make_layout(mesh, sharding.TRAIN_RULES, prompts // passes, group),
+    sharding.make_layout(mesh, sharding.SAMPLE_RULES, prompts, group),
+  )
+
+
+def initial_params(config: RunConfig, policy: Policy) -> tuple[model.Params, str]:
+  """Parameters in the training layout, and where they came from, in words."""
+  shardings = policy.param_shardings(policy.train_layout)
+  source = config.init_from or config.model.path
+  if workdir_of(source):
+    like = policy.abstract_params(policy.train_layout)
+    return restore_params(Path(source) / "checkpoints", like), f"run {source}"
+  if source:
+    if config.init_from and hf.read_architecture(source) != policy.arch:
+      raise ValueError(f"config.init_from: {source} has another architecture than config.model")
+
+    def put(path: tuple[str, ...], value: np.ndarray) -> jax.Array:
+      place = functools.reduce(lambda tree, key: tree[key], path, shardings)
+      return jax.make_array_from_callback(value.shape, place, lambda index: value[index])
+
+    return hf.load_params(source, policy.arch, put), f"Hugging Face directory {source}"
+  init = jax.jit(functools.partial(model.init_params, policy.arch), out_shardings=shardings)
+  return init(jax.random.key(config.seed)), f"random, seed {config.seed}"
+
+
+def to_sampler(policy: Policy, dtype: str) -> Callable[[model.Params], model.Params]:
+  """Function that casts and reshards parameters for the sampler; once per step."""
+  shardings = policy.param_shardings(policy.sample_layout)
+  if dtype == "float32" and shardings == policy.param_shardings(policy.train_layout):
+    return lambda params: params
+  cast = lambda params: jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)  # noqa: E731
+  return jax.jit(cast, out_shardings=shardings)
+
+
+def place_prompts(batch: HostBatch, layout: Layout) -> PromptBatch:
+  """This host's prompts as part of the global batch."""
+  put = lambda x, *axes: jax.make_array_from_process_local_data(layout.sharding(axes, x.shape), x)  # noqa: E731
+  return PromptBatch(
+    put(batch.tokens, "prompts", None), put(batch.lengths, "prompts"), put(batch.draw, "prompts")
+  )
+
+
+def place_rewards(rewards: RewardBatch, layout: Layout) -> RewardBatch:
+  """Rewards, on every host the same, on the devices."""
+  put = lambda x: jax.device_put(np.asarray(x), NamedSharding(layout.mesh, PartitionSpec()))  # noqa: E731
+  return jax.tree.map(put, rewards)
+
+
+def encoder(
+  tokenizer: Tokenizer, tasks: list[tuple[TaskConfig, Task]]
+) -> Callable[[dict[str, Any]], list[int]]:
+  """Function from a problem record to prompt ids, with its task's template settings."""
+  settings = {task.name: c for c, task in tasks}
+
+  def encode(record: dict[str, Any]) -> list[int]:
+    return tokenizer.encode_prompt(record["prompt"], **template_settings(settings[record["task"]]))
+
+  return encode
+
+
+def template_settings(config: TaskConfig) -> dict[str, Any]:
+  """What `Tokenizer.encode_prompt` and `render` want of a task."""
+  return {
+    "system_prompt": config.system_prompt,
+    "raw": config.raw_prompt,
+    "template_args": config.template_args,
+  }
+
+
+@contextlib.contextmanager
+def precision(config: RunConfig) -> Iterator[None]:
+  """Runs with the configured precision of matrix products."""
+  with jax.default_matmul_precision(config.model.matmul_precision):
+    yield
+
+
+def export(policy: Policy, params: model.Params, directory: Path) -> Path:
+  """Writes a Hugging Face directory: config, generation config, parameters and tokenizer."""
+  directory.mkdir(parents=True, exist_ok=True)
+  policy.tokenizer.save(directory)
+  stops = list(policy.tokenizer.stop_ids)
+  special = {
+    "bos_token_id": policy.tokenizer.bos_id,
+    "eos_token_id": stops[0] if len(stops) == 1 else stops,
+    "pad_token_id": policy.tokenizer.pad_id,
+  }
+  text = json.dumps(hf.config_json(policy.arch, special), indent=2)
+  (directory / "config.json").write_text(text + "\n")
+  generation = directory / "generation_config.json"
+  if not generation.exists():
+    generation.write_text(json.dumps(special, indent=2) + "\n")
+  hf.save_params(directory, policy.arch, jax.device_get(params))
+  return directory

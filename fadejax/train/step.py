@@ -1,0 +1,362 @@
+"""The jitted update: from a graded rollout to new parameters.
+
+`make_update` fixes what is static and returns a function
+
+    update(state, rollout, rewards[, ref_params]) -> (state, metrics)
+
+that updates FADE's running averages, turns them into α and δ, weighs the rollouts, and
+takes one optimizer step a minibatch. Micro-batches only bound memory: sums are carried
+with their divisor, and the gradient is divided once by the count of the whole minibatch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fadejax.algorithm import fade, losses, masses
+from fadejax.algorithm.weights import WEIGHTS
+from fadejax.arrays import RewardBatch, RolloutBatch
+from fadejax.config import LossConfig, ModelConfig, RolloutConfig, WeightConfig
+from fadejax.policy import model
+from fadejax.policy.sharding import Layout
+
+Metrics = dict[str, jax.Array]
+
+# Weights that have an α and a δ: these are logged. The others have neither.
+_KNOBS = {
+  "dr_grpo": (1.0, 1.0),
+  "power": (None, 1.0),
+  "asym": (1.0, None),
+  "power_asym": (None, None),
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """Everything that an update changes; a checkpoint holds it whole."""
+
+  params: model.Params  # float32
+  opt_state: optax.OptState
+  fade: fade.FadeState
+  step: jax.Array  # i32[], updates of the loop done: rollout batches, not minibatches
+
+
+def init_state(
+  params: model.Params, optimizer: optax.GradientTransformation, config: fade.FadeConfig
+) -> TrainState:
+  """State before the first update. Call it under jit with output shardings."""
+  return TrainState(params, optimizer.init(params), fade.init(config), jnp.zeros((), jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateSettings:
+  """What is static in an update."""
+
+  arch: model.Architecture
+  model: ModelConfig
+  rollout: RolloutConfig
+  weight: WeightConfig
+  fade: fade.FadeConfig
+  loss: LossConfig
+  total_steps: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+  """One minibatch or micro-batch; axes as in RolloutBatch."""
+
+  rollout: RolloutBatch
+  weights: jax.Array  # f32[P, G]
+  mask: jax.Array  # bool[P, G, C]
+  old_logprobs: jax.Array | None  # f32[P, G, C]; None: the current ones, ratio exactly 1
+
+
+def completion_logprobs(
+  settings: UpdateSettings, params: model.Params, rollout: RolloutBatch, layout: Layout
+) -> tuple[jax.Array, jax.Array]:
+  """Log-probs and entropies, f32[P, G, C], of a rollout's tokens under `params`.
+
+  At the sampling temperature, of the whole distribution; positions past a completion's
+  length hold values that mean nothing.
+  """
+  dtype = jnp.dtype(settings.model.dtype)
+  common = dict(layout=layout, dtype=dtype, remat=settings.model.remat)
+  prompts = rollout.prompts
+  prefix, last = model.prefill(settings.arch, params, prompts.tokens, prompts.lengths, **common)
+  # The state of token t predicts token t + 1, so the last token's state is not needed.
+  first = jnp.broadcast_to(last[:, None, None], (*rollout.tokens.shape[:2], 1, last.shape[-1]))
+  hidden = first
+  if rollout.tokens.shape[2] > 1:
+    rest, _ = model.extend(settings.arch, params, prefix, rollout.tokens[:, :, :-1], **common)
+    hidden = jnp.concatenate([first, rest], axis=2)
+  hidden = layout.constrain(hidden, "prompts", "group", None, "act_embed")
+  return losses.token_logprobs(
+    hidden,
+    model.head(params),
+    rollout.tokens,
+    temperature=settings.rollout.temperature,
+    chunk=settings.loss.logprob_chunk or None,
+  )
+
+
+def _loss_sums(
+  params: model.Params,
+  batch: _Batch,
+  ref_params: model.Params | None,
+  settings: UpdateSettings,
+  layout: Layout,
+) -> tuple[jax.Array, Metrics]:
+  """Numerator of the loss over one micro-batch, and sums for the metrics."""
+  loss, mask = settings.loss, batch.mask
+  logprobs, _ = completion_logprobs(settings, params, batch.rollout, layout)
+  logprobs = jnp.where(mask, logprobs, 0.0)
+  old = jax.lax.stop_gradient(logprobs) if batch.old_logprobs is None else batch.old_logprobs
+  per_token, clipped = losses.clipped_surrogate(
+    logprobs,
+    old,
+    batch.weights,
+    mask,
+    clip_low=loss.clip_low,
+    clip_high=loss.clip_high,
+    ratio_cap=loss.ratio_cap or None,
+    ratio_level=loss.ratio_level,
+    form=loss.form,
+  )
+  kl_sum = jnp.zeros(())
+  if ref_params is not None:
+    ref, _ = completion_logprobs(settings, jax.lax.stop_gradient(ref_params), batch.rollout, layout)
+    kl = losses.kl_loss(logprobs, jnp.where(mask, ref, 0.0), loss.kl_estimator)
+    per_token = per_token + loss.kl_coefficient * kl
+    kl_sum = jnp.sum(jnp.where(mask, kl, 0.0))
+  total, _ = _aggregate(per_token, mask, settings)
+  # `old` is what the trainer says before the first update, unless it is the sampler's own.
+  before = logprobs if loss.old_logprobs == "sampler" else old
+  gap = jnp.where(mask, jnp.abs(before - batch.rollout.sampler_logprobs), 0.0)
+  sums = {
+    "loss": total,
+    "kl": kl_sum,
+    "clipped": jnp.sum(clipped & mask).astype(jnp.float32),
+    "gap": jnp.sum(gap),
+    "gap_max": jnp.max(gap),
+  }
+  return total, jax.lax.stop_gradient(sums)
+
+
+def _aggregate(
+  per_token: jax.Array, mask: jax.Array, settings: UpdateSettings
+) -> tuple[jax.Array, jax.Array]:
+  """(sum, divisor) of the configured normaliser."""
+  constant = None
+  if settings.loss.normaliser == "constant":
+    constant = float(settings.rollout.max_completion_length)
+  return losses.aggregate_parts(per_token, mask, settings.loss.normaliser, constant=constant)
+
+
+def _split(tree: Any, parts: int, layout: Layout) -> Any:
+  """[P, ...] → [parts, P / parts, ...], each part spread over all devices.
+
+  Prompt i goes to part i mod parts, so that no device holds a part alone.
+  """
+
+  def one(x: jax.Array) -> jax.Array:
+    x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+    return layout.constrain(x, None, "prompts", *([None] * (x.ndim - 2)))
+
+  return jax.tree.map(one, tree)
+
+
+def _gradient(
+  params: model.Params,
+  batch: _Batch,
+  ref_params: model.Params | None,
+  settings: UpdateSettings,
+  layout: Layout,
+) -> tuple[model.Params, Metrics]:
+  """Gradient of the loss over a minibatch, by micro-batches, and sums for the metrics."""
+  parts = settings.loss.microbatches
+  grad = jax.grad(_loss_sums, has_aux=True)
+  if parts == 1:
+    total, sums = grad(params, batch, ref_params, settings, layout)
+  else:
+
+    def add(carry: Any, part: _Batch) -> tuple[Any, None]:
+      new, sums = grad(params, part, ref_params, settings, layout)
+      total = jax.tree.map(jnp.add, carry[0], new)
+      combined = {
+        k: jnp.maximum(carry[1][k], v) if k == "gap_max" else carry[1][k] + v
+        for k, v in sums.items()
+      }
+      return (total, combined), None
+
+    names = ("loss", "kl", "clipped", "gap", "gap_max")
+    zero = (jax.tree.map(jnp.zeros_like, params), {name: jnp.zeros(()) for name in names})
+    (total, sums), _ = jax.lax.scan(add, zero, _split(batch, parts, layout))
+  _, divisor = _aggregate(jnp.zeros(batch.mask.shape), batch.mask, settings)
+  divisor = jnp.maximum(divisor, 1.0)
+  return jax.tree.map(lambda g: g / divisor, total), {**sums, "loss": sums["loss"] / divisor}
+
+
+def _optimise(
+  params: model.Params,
+  opt_state: optax.OptState,
+  gradient: model.Params,
+  optimizer: optax.GradientTransformation,
+) -> tuple[model.Params, optax.OptState, jax.Array, jax.Array]:
+  """One optimizer step, left out where the gradient is not finite.
+
+  Returns:
+    (params, opt_state, gradient norm, whether the update was left out).
+  """
+  norm = optax.global_norm(gradient)
+  finite = jnp.isfinite(norm)
+  updates, new_opt = optimizer.update(gradient, opt_state, params)
+  new_params = optax.apply_updates(params, updates)
+  keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+  return (
+    jax.tree.map(keep, new_params, params),
+    jax.tree.map(keep, new_opt, opt_state),
+    norm,
+    ~finite,
+  )
+
+
+def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
+  """Mean of x over True entries of `where`; NaN where there is none."""
+  return jnp.sum(jnp.where(where, x, 0.0)) / jnp.sum(where)
+
+
+def _measure(
+  rollout: RolloutBatch, rewards: RewardBatch
+) -> tuple[jax.Array, jax.Array, Metrics, jax.Array]:
+  """Solve rate and entropy of the batch, other metrics, and the token mask of valid groups."""
+  valid = jnp.broadcast_to(rewards.valid[:, None], rewards.rewards.shape)
+  tokens = losses.token_mask(rollout.lengths, rollout.tokens.shape[2]) & valid[..., None]
+  raw = rewards.rewards
+  solve_rate = _mean(jnp.clip(raw, 0.0, 1.0), valid)
+  entropy = _mean(rollout.entropy, tokens)
+  right = jnp.sum(raw >= 0.5, axis=1)
+  metrics = {
+    "solve_rate": solve_rate,
+    "reward_mean": _mean(raw, valid),
+    "mixed_share": _mean(((right > 0) & (right < raw.shape[1])).astype(jnp.float32), rewards.valid),
+    "entropy": entropy,
+    "length_mean": _mean(rollout.lengths.astype(jnp.float32), valid),
+    "length_max": jnp.max(jnp.where(valid, rollout.lengths, 0)),
+    "truncated_share": _mean(rollout.truncated.astype(jnp.float32), valid),
+    "invalid_groups": jnp.sum(~rewards.valid),
+    "tokens": jnp.sum(rollout.lengths),
+  }
+  return solve_rate, entropy, metrics, tokens
+
+
+def _weigh(
+  settings: UpdateSettings, rollout: RolloutBatch, rewards: RewardBatch, knobs: tuple[Any, Any]
+) -> tuple[jax.Array, Metrics]:
+  """Weights f32[P, G], zero in invalid groups, with their masses and the α and δ used."""
+  name, options = settings.weight.name, dict(settings.weight.settings)
+  trained_on = rewards.rewards + rewards.shaping
+  if name == "fade":
+    options = {"alpha": knobs[0], "delta": knobs[1]}
+  if name == "codapo":
+    mean_logprob = jnp.sum(rollout.sampler_logprobs, axis=2) / jnp.maximum(rollout.lengths, 1)
+    options["confidence"] = jnp.exp(jnp.mean(mean_logprob, axis=1))
+  weights = WEIGHTS[name](trained_on, **options)
+  weights = jnp.where(rewards.valid[:, None], weights, 0.0)
+  m_s, m_f = masses.decompose(weights, rewards.rewards)
+  metrics = {"m_s": _mean(m_s, rewards.valid), "m_f": _mean(m_f, rewards.valid)}
+  if name == "fade":
+    metrics |= {"alpha": knobs[0], "delta": knobs[1]}
+  elif name in _KNOBS:
+    metrics |= {
+      key: jnp.asarray(options.get(key, fixed), jnp.float32)
+      for key, fixed in zip(("alpha", "delta"), _KNOBS[name], strict=True)
+      if options.get(key, fixed) is not None
+    }
+  return weights, metrics
+
+
+def make_update(
+  settings: UpdateSettings,
+  optimizer: optax.GradientTransformation,
+  schedule: optax.Schedule,
+  layout: Layout,
+  state_shardings: Any = None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+  """The jitted update; the state is donated.
+
+  Args:
+    settings: what is static.
+    optimizer: from `optim.make_optimizer`.
+    schedule: its learning rate, for the metrics.
+    layout: the training layout.
+    state_shardings: TrainState of shardings that the new state must keep.
+  """
+  loss = settings.loss
+
+  def update(
+    state: TrainState,
+    rollout: RolloutBatch,
+    rewards: RewardBatch,
+    ref_params: model.Params | None = None,
+  ) -> tuple[TrainState, Metrics]:
+    solve_rate, entropy, metrics, mask = _measure(rollout, rewards)
+    fade_state, alpha, delta = fade.update(
+      settings.fade,
+      state.fade,
+      solve_rate,
+      entropy,
+      step=state.step,
+      total_steps=settings.total_steps,
+    )
+    weights, weighed = _weigh(settings, rollout, rewards, (alpha, delta))
+    metrics |= weighed
+    metrics |= {
+      "fade_solve_rate": fade_state.solve_rate,
+      "fade_entropy": fade_state.entropy,
+      "target_entropy": fade.target_entropy(settings.fade, fade_state),
+    }
+    if loss.mask_truncated:
+      mask = mask & ~rollout.truncated[..., None]
+    old = None
+    if loss.old_logprobs == "sampler":
+      old = rollout.sampler_logprobs
+    elif loss.old_logprobs == "recompute" or loss.minibatches > 1:
+      old, _ = completion_logprobs(settings, state.params, rollout, layout)
+      old = jax.lax.stop_gradient(jnp.where(mask, old, 0.0))
+
+    def one(carry: Any, batch: _Batch) -> tuple[Any, Metrics]:
+      params, opt_state = carry
+      gradient, sums = _gradient(params, batch, ref_params, settings, layout)
+      params, opt_state, norm, skipped = _optimise(params, opt_state, gradient, optimizer)
+      return (params, opt_state), {**sums, "grad_norm": norm, "skipped": skipped}
+
+    batch = _Batch(rollout, weights, mask, old)
+    carry = state.params, state.opt_state
+    if loss.minibatches == 1:
+      (params, opt_state), sums = one(carry, batch)
+      sums = jax.tree.map(lambda x: x[None], sums)
+    else:
+      (params, opt_state), sums = jax.lax.scan(one, carry, _split(batch, loss.minibatches, layout))
+    count = jnp.maximum(jnp.sum(mask), 1)
+    metrics |= {
+      "loss": jnp.mean(sums["loss"]),
+      "kl": jnp.sum(sums["kl"]) / count,
+      "clip_share": jnp.sum(sums["clipped"]) / count,
+      "logprob_gap_mean": jnp.sum(sums["gap"]) / count,
+      "logprob_gap_max": jnp.max(sums["gap_max"]),
+      "grad_norm": jnp.mean(sums["grad_norm"]),
+      "update_skipped": jnp.sum(sums["skipped"]),
+      "learning_rate": schedule(state.step * loss.minibatches),
+    }
+    return TrainState(params, opt_state, fade_state, state.step + 1), metrics
+
+  shardings = None if state_shardings is None else (state_shardings, None)
+  return jax.jit(update, donate_argnums=0, out_shardings=shardings)

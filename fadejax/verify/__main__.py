@@ -1,0 +1,138 @@
+"""Grades a JSONL file of problems with completions: an audit of a data set and its golds.
+
+  python -m fadejax.verify --input=problems_with_completions.jsonl --output=verdicts.jsonl
+
+Each input row is a problem record with `completion` (text) or `completions` (a list of
+texts). Each output row is one verdict: row, id, completion (its index), verifier, reward,
+status, detail. Prints a summary by status. Exit status 2 when the input is malformed.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from fadejax.verify import Verdict, VerifierPool, check_name, check_problem
+
+_INPUT = flags.DEFINE_string("input", None, "JSONL file of problems with completions.")
+_OUTPUT = flags.DEFINE_string("output", None, "JSONL file to write, one verdict a line.")
+_WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=1)
+_TIMEOUT = flags.DEFINE_float("timeout_s", 10.0, "CPU seconds per item.", lower_bound=0.01)
+_VERIFIER = flags.DEFINE_string("verifier", None, "Verifier of rows that name none.")
+
+BATCH = 1024  # items in flight: bounds memory on files of any length
+
+
+class InputError(ValueError):
+  """A malformed input; the message names file and line."""
+
+
+def read_rows(path: Path, verifier: str | None) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
+  """(line number, completion index, completion, problem record) of every completion.
+
+  Raises:
+    InputError: a line that is not JSON, or lacks a usable verifier or completion.
+  """
+  with path.open(encoding="utf-8") as file:
+    for number, line in enumerate(file, start=1):
+      if not line.strip():
+        continue
+      where = f"{path}, line {number}"
+      try:
+        row = json.loads(line)
+      except ValueError as error:
+        raise InputError(f"{where}: not JSON: {error}") from error
+      if not isinstance(row, dict):
+        raise InputError(f"{where}: expected an object, got {type(row).__name__}")
+      if verifier is not None:
+        row.setdefault("verifier", verifier)
+      if not isinstance(row.get("verifier"), str):
+        raise InputError(f"{where}: field 'verifier' is missing (or pass --verifier)")
+      try:
+        check_name(row["verifier"])
+      except ValueError as error:
+        raise InputError(f"{where}: {error}") from error
+      if ("completion" in row) == ("completions" in row):
+        raise InputError(f"{where}: needs one of the fields 'completion' and 'completions'")
+      completions = row.pop("completions", None)
+      if completions is None:
+        completions = [row.pop("completion")]
+      if not isinstance(completions, list) or not all(isinstance(c, str) for c in completions):
+        raise InputError(f"{where}: completions must be text")
+      for index, completion in enumerate(completions):
+        yield number, index, completion, row
+
+
+def grade_rows(
+  rows: Iterable[tuple[int, int, str, dict[str, Any]]], pool: VerifierPool
+) -> Iterator[tuple[dict[str, Any], Verdict]]:
+  """The output row and the verdict of every completion, in order."""
+  rows = iter(rows)
+  while batch := list(islice(rows, BATCH)):
+    verdicts = pool.grade([(row["verifier"], text, row) for _, _, text, row in batch])
+    for (number, index, _, row), verdict in zip(batch, verdicts, strict=True):
+      yield (
+        {
+          "row": number,
+          "id": row.get("id"),
+          "completion": index,
+          "verifier": row["verifier"],
+          "reward": verdict.reward,
+          "status": verdict.status,
+          "detail": verdict.detail,
+        },
+        verdict,
+      )
+
+
+def summary(verdicts: Sequence[Verdict], bad_golds: int) -> str:
+  """Counts by status, and the mean reward over the verdicts that have one."""
+  counts = collections.Counter(verdict.status for verdict in verdicts)
+  rewards = [verdict.reward for verdict in verdicts if verdict.reward is not None]
+  lines = [f"{len(verdicts)} completions graded"]
+  lines += [f"  {status:14s}{count:8d}" for status, count in sorted(counts.items())]
+  mean = f"{sum(rewards) / len(rewards):.4f}" if rewards else "none"
+  lines.append(f"mean reward {mean} over {len(rewards)} (grader_error has none)")
+  if bad_golds:
+    lines.append(f"{bad_golds} problem row(s) cannot be graded: see their grader_error details")
+  return "\n".join(lines)
+
+
+def run(source: Path, target: Path, verifier: str | None, pool: VerifierPool) -> str:
+  """Grades `source` into `target`; returns the summary.
+
+  Every line is checked before the first is graded, so that a malformed file costs nothing.
+
+  Raises:
+    InputError
+  """
+  bad_rows = {number for number, _, _, row in read_rows(source, verifier) if check_problem(row)}
+  verdicts = []
+  with target.open("w", encoding="utf-8") as file:
+    for row, verdict in grade_rows(read_rows(source, verifier), pool):
+      verdicts.append(verdict)
+      file.write(json.dumps(row) + "\n")
+  return summary(verdicts, len(bad_rows))
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+  try:
+    with VerifierPool(_WORKERS.value, _TIMEOUT.value) as pool:
+      print(run(Path(str(_INPUT.value)), Path(str(_OUTPUT.value)), _VERIFIER.value, pool))
+  except (InputError, OSError, UnicodeDecodeError) as error:
+    print(f"fadejax.verify: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+  flags.mark_flags_as_required(["input", "output"])
+  app.run(main)

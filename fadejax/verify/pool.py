@@ -1,0 +1,319 @@
+"""VerifierPool: grades items in worker processes, in order, one verdict each, whatever happens.
+
+Source for the shape (spawned workers, accelerators hidden, recycling, kill and replace):
+MaxText's math-verify pool; unlike it, a crash of the grader is never a score of 0.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from fadejax.verify.frames import frame, warm_key
+from fadejax.verify.graders import check_name
+from fadejax.verify.process import WorkerProcess
+from fadejax.verify.verdict import Verdict
+
+Item = tuple[str, str, dict[str, Any]]
+
+WALL_FACTOR = 4.0  # wall deadline of an item, in units of its CPU deadline
+LITTLE_CPU = 0.5  # an item at its wall deadline with less than this share of its CPU: busy machine
+START_LIMIT_S = 120.0  # wall time for a worker to start, or to import a grader
+POLL_S = 0.05
+START_FAILURES = 3  # in a row: the installation is broken, not the item
+
+
+@dataclasses.dataclass
+class _Job:
+  """One item on its way to a verdict."""
+
+  index: int
+  attempts: int = 0  # crashes so far
+  alone: bool = False  # hit its wall deadline among others: gets the machine to itself
+
+
+@dataclasses.dataclass
+class _Running:
+  """A worker with an item; `since` and `cpu` are the zero of its clocks, in seconds."""
+
+  job: _Job
+  since: float
+  cpu: float | None
+  grading: bool  # False while the worker starts or imports the grader: that is not the item's
+
+
+def _kill_all(owner: int, workers: list[WorkerProcess]) -> None:
+  if os.getpid() == owner:  # a forked child must not kill its parent's workers
+    while workers:
+      workers.pop().kill()
+
+
+class VerifierPool:
+  """Grades in persistent worker processes. Thread-safe; calls are served one after another.
+
+  Args:
+    workers: number of worker processes, each with one item at a time.
+    timeout_s: CPU seconds an item may use. Its wall deadline is `WALL_FACTOR` times that; an
+      item that hits the wall with little CPU used runs once more, alone, before it is a
+      `timeout`.
+    memory_mb: resident MiB a worker may reach; an item that exceeds it is a `memory` verdict.
+    recycle_after: items after which a worker is replaced, which bounds leaks in graders.
+    warm: verifier names whose modules a worker imports when it starts; the others are
+      imported at their first item, outside that item's deadline.
+
+  Workers start with the first item. Raises ValueError for settings that are not positive.
+  """
+
+  def __init__(
+    self,
+    workers: int = 2,
+    timeout_s: float = 10.0,
+    *,
+    memory_mb: int = 2048,
+    recycle_after: int = 2000,
+    warm: Sequence[str] = (),
+  ):
+    settings = {
+      "workers": workers,
+      "timeout_s": timeout_s,
+      "memory_mb": memory_mb,
+      "recycle_after": recycle_after,
+    }
+    for name, value in settings.items():
+      if not value > 0:
+        raise ValueError(f"VerifierPool: {name} must be positive, got {value!r}")
+    for name in warm:
+      check_name(name)
+    self.workers, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
+    self.recycle_after, self.warm = recycle_after, tuple(warm)
+    self._lock = threading.Lock()
+    self._closed = False
+    self._processes: list[WorkerProcess] = []
+    self._start_failures = 0
+    self._finalizer = weakref.finalize(self, _kill_all, os.getpid(), self._processes)
+
+  def __enter__(self) -> VerifierPool:
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Kills and reaps every worker. Idempotent; waits for a `grade` in another thread."""
+    with self._lock:
+      self._closed = True
+      self._finalizer()
+
+  def grade(self, items: Sequence[Item]) -> list[Verdict]:
+    """One verdict per (verifier name, completion, problem record), in the order given.
+
+    Whatever an item does to its worker becomes its own verdict: a grader or worker that
+    crashes is tried once more on a fresh worker, then the item is a `grader_error`.
+
+    Raises:
+      ValueError: an unknown verifier name, or the pool is closed.
+      TypeError: a completion that is not text, or a record that JSON cannot hold.
+      RuntimeError: workers cannot be started at all.
+    """
+    for index, (name, completion, problem) in enumerate(items):
+      check_name(name)
+      if not isinstance(completion, str) or not isinstance(problem, dict):
+        raise TypeError(
+          f"item {index}: expected (name, completion text, problem dict), got "
+          f"({name!r}, {type(completion).__name__}, {type(problem).__name__})"
+        )
+      try:
+        frame(problem)
+      except (TypeError, ValueError) as error:
+        raise TypeError(f"item {index}: the problem record is not JSON data: {error}") from error
+    with self._lock:
+      if self._closed:
+        raise ValueError("the VerifierPool is closed")
+      run = _Run(self, items)
+      try:
+        return run.finish()
+      finally:
+        for worker in list(run.running):  # only after an exception, such as Ctrl-C
+          self._drop(worker)
+
+  def _start(self) -> WorkerProcess:
+    worker = WorkerProcess(self.timeout_s, self.memory_mb, self.warm)
+    self._processes.append(worker)
+    return worker
+
+  def _drop(self, worker: WorkerProcess) -> int:
+    self._processes.remove(worker)
+    return worker.kill()
+
+
+class _Run:
+  """One call of `grade`: hands out jobs, reads answers, enforces deadlines."""
+
+  def __init__(self, pool: VerifierPool, items: Sequence[Item]):
+    self.pool, self.items = pool, items
+    self.verdicts: list[Verdict | None] = [None] * len(items)
+    self.pending = collections.deque(_Job(index) for index in range(len(items)))
+    self.lonely: collections.deque[_Job] = collections.deque()
+    self.running: dict[WorkerProcess, _Running] = {}
+
+  def finish(self) -> list[Verdict]:
+    """Runs until every item has its verdict."""
+    while self.pending or self.lonely or self.running:
+      self._assign()
+      busy = list(self.running)
+      poller = select.poll()  # select() cannot hold descriptors over 1023
+      for worker in busy:
+        worker.flush()
+        poller.register(worker.fileno(), select.POLLIN)
+        if worker.outgoing:
+          poller.register(worker.stdin.fileno(), select.POLLOUT)
+      poller.poll(POLL_S * 1000)
+      for worker in busy:
+        self._listen(worker)
+        if worker in self.running:
+          self._check(worker)
+    done = [verdict for verdict in self.verdicts if verdict is not None]
+    assert len(done) == len(self.items)
+    return done
+
+  def _assign(self) -> None:
+    idle = [worker for worker in self.pool._processes if worker not in self.running]
+    for worker in idle:
+      if worker.graded >= self.pool.recycle_after or worker.ended or worker.dead():
+        self.pool._drop(worker)
+    idle = [worker for worker in idle if worker in self.pool._processes]
+    while self.pending and len(self.running) < self.pool.workers:
+      self._give(self.pending.popleft(), idle)
+    if self.lonely and not self.running:
+      self._give(self.lonely.popleft(), idle)
+
+  def _give(self, job: _Job, idle: list[WorkerProcess]) -> None:
+    if idle and (job.attempts or job.alone):
+      self.pool._drop(idle.pop())  # makes room for a fresh one
+      worker = self.pool._start()
+    else:
+      worker = idle.pop() if idle else self.pool._start()
+    name, completion, problem = self.items[job.index]
+    grading = warm_key(name, problem) in worker.warmed
+    self.running[worker] = _Running(job, time.monotonic(), worker.cpu_s(), grading)
+    worker.send({"id": job.index, "name": name, "completion": completion, "problem": problem})
+
+  def _listen(self, worker: WorkerProcess) -> None:
+    """Takes what the worker says; a verdict, a crash or its end settles its item."""
+    for message in worker.receive():
+      running = self.running.get(worker)
+      if "ready" in message:
+        worker.ready, self.pool._start_failures = True, 0
+        worker.warmed.update(self.pool.warm)
+        self._restart_clock(worker)
+      elif running is None or message.get("id") != running.job.index:
+        worker.ended = True
+      elif "start" in message:
+        worker.warmed.add(self._key(running.job))
+        self._restart_clock(worker)
+      elif "error" in message:
+        self._crashed(worker, str(message["error"]))
+      else:
+        self._settle(worker, Verdict(**message["verdict"]))
+        worker.graded += 1
+        if message["verdict"]["status"] == "memory":
+          self.pool._drop(worker)
+    if worker.ended and worker in self.running:
+      self._died(worker)
+
+  def _key(self, job: _Job) -> str:
+    name, _, problem = self.items[job.index]
+    return warm_key(name, problem)
+
+  def _restart_clock(self, worker: WorkerProcess) -> None:
+    """Start-up and imports are over: from here on the time is the item's, if it is its turn."""
+    if (running := self.running.get(worker)) is not None:
+      running.since, running.cpu = time.monotonic(), worker.cpu_s()
+      running.grading = self._key(running.job) in worker.warmed
+
+  def _check(self, worker: WorkerProcess) -> None:
+    """Enforces the deadlines and the memory limit of a running item."""
+    running, wall = self.running[worker], time.monotonic() - self.running[worker].since
+    if worker.dead():
+      self._listen(worker)  # its last words may be a verdict
+      if worker in self.running:
+        self._died(worker)
+      return
+    if wall < POLL_S / 2:
+      return
+    if not running.grading:
+      if wall > START_LIMIT_S:
+        self._died(worker)
+      return
+    limit = self.pool.timeout_s
+    if worker.resident_mb() > self.pool.memory_mb:
+      detail = f"over {self.pool.memory_mb} MiB of memory"
+      self._stop(worker, Verdict(0.0, "memory", detail))
+      return
+    now = worker.cpu_s()
+    cpu = wall if now is None or running.cpu is None else now - running.cpu
+    if cpu > limit:
+      self._stop(worker, Verdict(0.0, "timeout", f"over {limit:g} s of CPU time"))
+    elif wall > WALL_FACTOR * limit:
+      if cpu < LITTLE_CPU * limit and not running.job.alone:
+        running.job.alone = True
+        self.lonely.append(running.job)
+        self._stop(worker, None)
+      else:
+        detail = f"over {WALL_FACTOR * limit:g} s of wall time ({cpu:.1f} s of CPU time)"
+        self._stop(worker, Verdict(0.0, "timeout", detail))
+
+  def _settle(self, worker: WorkerProcess, verdict: Verdict) -> None:
+    self.verdicts[self.running.pop(worker).job.index] = verdict
+
+  def _stop(self, worker: WorkerProcess, verdict: Verdict | None) -> None:
+    job = self.running.pop(worker).job
+    if verdict is not None:
+      self.verdicts[job.index] = verdict
+    self.pool._drop(worker)
+
+  def _died(self, worker: WorkerProcess) -> None:
+    """The worker is gone, hung at its start, or broke the channel."""
+    ready = worker.ready
+    code = worker.kill()
+    if not ready:
+      self.pool._start_failures += 1
+      if self.pool._start_failures >= START_FAILURES:
+        raise RuntimeError(
+          f"verifier workers do not start (exit code {code}); run `python -m "
+          "fadejax.verify.worker 10 2048` to see why"
+        )
+    self._crashed(worker, f"the worker died (exit code {code})", blame=ready)
+
+  def _crashed(self, worker: WorkerProcess, reason: str, *, blame: bool = True) -> None:
+    """One retry on a fresh worker, then the item is a grader_error."""
+    job = self.running.pop(worker).job
+    self.pool._drop(worker)
+    job.attempts += blame
+    if job.attempts < 2:
+      self.pending.appendleft(job)
+      return
+    detail = f"grader {self.items[job.index][0]} failed twice: {reason}"
+    self.verdicts[job.index] = Verdict(None, "grader_error", detail)
+
+
+@functools.cache
+def _default_pool() -> VerifierPool:
+  return VerifierPool(workers=1)
+
+
+def grade(name: str, completion: str, problem: dict[str, Any]) -> Verdict:
+  """One verdict from a default pool of one worker: bounded like any other.
+
+  Raises:
+    ValueError: an unknown verifier name.
+  """
+  return _default_pool().grade([(name, completion, problem)])[0]

@@ -1,0 +1,460 @@
+"""Tasks: what is generated, what is read, what is held out, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import logging
+import re
+
+import pytest
+
+from fadejax.data.records import stable_hash
+from fadejax.data.tasks import TASKS, TaskConfig
+from fadejax.verify import check_problem, gym, puzzles
+
+
+def build(name, seed=0, **fields):
+  return TASKS[name](TaskConfig(name=name, **fields), seed)
+
+
+def pairs_of(records):
+  """Unordered operand pairs, read from the prompts."""
+  numbers = (map(int, re.findall(r"\d+", record["prompt"])) for record in records)
+  return [tuple(sorted(pair)) for pair in numbers]
+
+
+def drawn(task, count):
+  return [task.train[i] for i in range(count)]
+
+
+# ---------------------------------------------------------------- generated
+
+
+def test_stable_hash_is_sha256():
+  # First 8 bytes of SHA-256("abc"), FIPS 180-2 appendix B.1.
+  assert stable_hash("abc") == 0xBA7816BF8F01CFEA
+
+
+def test_arithmetic_records_are_right_and_pinned():
+  task = build("arithmetic")
+  for record in drawn(task, 300):
+    a, b = map(int, re.findall(r"\d+", record["prompt"]))
+    assert record["prompt"] == f"What is {a} + {b}? Answer with just the number."
+    assert record["answer"] == a + b and record["task"] == "arithmetic"
+    assert check_problem(record) == ""
+    assert puzzles.integer(task.demonstrations(record), record).reward == 1.0
+    assert set(record["prompt"] + task.demonstrations(record)) <= set(task.alphabet)
+  # A resumed run on another machine or Python must draw the same problems.
+  assert [task.train[i]["id"] for i in (0, 1, 12345)] == ["16+73", "93+67", "6+6"]
+
+
+def test_arithmetic_levels_are_uniform():
+  counts = collections.Counter(r["level"] for r in drawn(build("arithmetic"), 6000))
+  # Standard deviation of a share is 0.006.
+  assert {k: pytest.approx(v / 6000, abs=0.025) for k, v in counts.items()} == {
+    "1+1": 1 / 3,
+    "1+2": 1 / 3,
+    "2+2": 1 / 3,
+  }
+  digits = {tuple(len(str(n)) for n in map(int, r["id"].split("+"))) for r in drawn(
+    build("arithmetic", options={"levels": ["1+2"]}), 50
+  )}  # fmt: skip
+  assert digits == {(1, 2), (2, 1)}
+
+
+@pytest.mark.parametrize(
+  ("level", "universe", "draws"),
+  [
+    ("1+1", itertools.combinations_with_replacement(range(10), 2), 2_000),
+    ("1+2", itertools.product(range(10), range(10, 100)), 15_000),
+    ("2+2", itertools.combinations_with_replacement(range(10, 100), 2), 60_000),
+  ],
+)
+def test_arithmetic_split_is_a_partition(level, universe, draws):
+  options = {"levels": [level]}
+  with pytest.raises(ValueError, match="gives only") as caught:
+    build("arithmetic", options=options, eval_problems=10_000)
+  count = int(re.search(r"only (\d+)", str(caught.value))[1])
+  task = build("arithmetic", options=options, eval_problems=count)
+  held, trained = set(pairs_of(task.eval)), set(pairs_of(drawn(task, draws)))
+  universe = set(universe)
+  assert not held & trained
+  assert held | trained == universe
+  assert 0.1 < len(held) / len(universe) < 0.3
+
+
+def test_arithmetic_evaluation_is_fixed_and_balanced():
+  first, second = build("arithmetic", seed=0), build("arithmetic", seed=1)
+  assert first.eval == second.eval
+  assert first.train[0] != second.train[0]
+  counts = collections.Counter(record["level"] for record in build("arithmetic").eval[:30])
+  assert set(counts.values()) == {10}
+  assert len({record["id"] for record in first.eval}) == 64
+
+
+@pytest.mark.parametrize("division", [False, True])
+def test_countdown_demonstrations_are_accepted(division):
+  task = build("countdown", options={"division": division})
+  records = drawn(task, 800)
+  for record in [*records, *task.eval]:
+    solution = task.demonstrations(record)
+    assert puzzles.countdown(solution, record).reward == 1.0, record
+    assert set(record["prompt"] + solution) <= set(task.alphabet)
+    numbers = " ".join(map(str, record["numbers"]))
+    assert record["prompt"] == f"{numbers} = {record['target']}:"
+    assert 1 <= record["target"] <= 99 and all(1 <= n <= 9 for n in record["numbers"])
+  operators = set("".join(record["solution"] for record in records)) - set("0123456789()")
+  assert operators == set("+-*/" if division else "+-*")
+
+
+def test_countdown_order_does_not_give_the_solution_away():
+  records = drawn(build("countdown"), 300)
+  same = [r for r in records if re.findall(r"\d+", r["solution"]) == list(map(str, r["numbers"]))]
+  assert len(same) < 100  # 1/6 of size 3, fewer of the others; all of them without the shuffle
+
+
+def test_countdown_sizes_weights_and_bounds():
+  options = {"sizes": [3, 4], "weights": [3, 1], "max_number": 20, "max_target": 50}
+  task = build("countdown", options=options)
+  records = drawn(task, 2000)
+  share = sum(len(r["numbers"]) == 3 for r in records) / len(records)
+  assert share == pytest.approx(0.75, abs=0.04)
+  assert max(max(r["numbers"]) for r in records) == 20
+  assert max(r["target"] for r in records) <= 50
+  assert collections.Counter(len(r["numbers"]) for r in task.eval) == {3: 32, 4: 32}
+
+
+def test_countdown_split_follows_the_multiset_and_target():
+  options = {"sizes": [3], "max_number": 4, "max_target": 12}
+  with pytest.raises(ValueError, match="gives only") as caught:
+    build("countdown", options=options, eval_problems=10_000)
+  count = int(re.search(r"only (\d+)", str(caught.value))[1])
+  task = build("countdown", options=options, eval_problems=count)
+  key = lambda r: (tuple(sorted(r["numbers"])), r["target"])  # noqa: E731
+  trained, held = {key(r) for r in drawn(task, 6000)}, {key(r) for r in task.eval}
+  assert len(held) == count and not held & trained
+  # Every reachable problem is on one of the two sides: brute force over trees.
+  assert trained | held == reachable(range(1, 5), 12)
+
+
+def reachable(numbers, largest):
+  """(multiset of three, target) that some expression over + - * reaches."""
+  apply = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}.values()
+  found = set()
+  for a, b, c in itertools.product(numbers, repeat=3):
+    for f, g in itertools.product(apply, repeat=2):
+      for value in (g(f(a, b), c), g(a, f(b, c))):
+        if 1 <= value <= largest:
+          found.add((tuple(sorted((a, b, c))), value))
+  return found
+
+
+def test_countdown_is_pinned_and_independent_of_seed_in_evaluation():
+  task = build("countdown")
+  assert [task.train[i]["prompt"] for i in (0, 1)] == ["4 4 2 3 8 = 49:", "1 8 3 = 24:"]
+  assert task.eval == build("countdown", seed=9).eval
+  assert drawn(task, 20) == drawn(build("countdown"), 20) != drawn(build("countdown", seed=1), 20)
+
+
+@pytest.mark.parametrize(
+  ("name", "fields", "message"),
+  [
+    ("arithmetic", {"options": {"level": ["1+1"]}}, "did you mean 'levels'"),
+    ("arithmetic", {"options": {"levels": ["3+3"]}}, "wanted some of"),
+    ("arithmetic", {"path": "x.jsonl"}, "task.path"),
+    ("arithmetic", {"eval_problems": 0}, "eval_problems = 0"),
+    ("countdown", {"options": {"sizes": [1]}}, "at least 2"),
+    ("countdown", {"options": {"max_number": 0}}, "max_number"),
+    ("countdown", {"options": {"weights": [1.0]}}, "weights"),
+    ("countdown", {"solve_rates": "x.json"}, "task.solve_rates"),
+    ("reasoning_gym", {}, "set dataset"),
+    ("reasoning_gym", {"options": {"dataset": "gcdd"}}, "gcdd"),
+    ("reasoning_gym", {"options": {"dataset": "gcd", "config": {"sed": 1}}}, "sed"),
+    ("jsonl", {}, "task.path"),
+    ("jsonl", {"path": "no.jsonl"}, "no such file"),
+    ("jsonl", {"verifier": "maths"}, "task.verifier"),
+  ],
+)
+def test_wrong_settings_are_named(name, fields, message):
+  with pytest.raises(ValueError, match=message):
+    build(name, **fields)
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"weight": 0.0},
+    {"eval_problems": -1},
+    {"min_solve_rate": 0.1},
+    {"min_solve_rate": 0.9, "max_solve_rate": 0.1, "solve_rates": "x"},
+  ],
+)
+def test_task_config_checks_its_values(fields):
+  with pytest.raises(ValueError, match=next(iter(fields))):
+    TaskConfig(**fields)
+
+
+def test_reasoning_gym_entries_and_split():
+  pytest.importorskip("reasoning_gym")
+  task = build("reasoning_gym", options={"dataset": "gcd", "config": {"max_value": 100}})
+  records = drawn(task, 200)
+  for record in [*records[:20], *task.eval[:20]]:
+    assert record["dataset"] == task.name == record["task"] == "gcd"
+    assert check_problem(record) == ""
+    assert gym.reasoning_gym(record["entry"]["answer"], record).reward == 1.0
+    assert record["prompt"] == record["entry"]["question"]
+    assert record == json.loads(json.dumps(record))
+  questions = {record["prompt"] for record in task.eval}
+  assert len(questions) == 64 and not questions & {r["prompt"] for r in records}
+  assert task.train[7] == build("reasoning_gym", options={
+    "dataset": "gcd", "config": {"max_value": 100}}).train[7]  # fmt: skip
+  # Some data sets seed NumPy, which takes 32 bits: the last record must still come.
+  assert build("reasoning_gym", options={"dataset": "gcd"}).train[len(task.train) - 1]
+
+
+# ---------------------------------------------------------------- files
+
+
+def write(path, rows):
+  if path.suffix == ".parquet":
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    rows = [{key: row.get(key) for key in columns} for row in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+  else:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return str(path)
+
+
+def sums(count, **more):
+  return [{"prompt": f"What is {i} + 1?", "answer": str(i + 1), **more} for i in range(count)]
+
+
+def everything(task):
+  return sorted([*task.train, *task.eval], key=lambda record: record["id"])
+
+
+CHAT = [{"role": "user", "content": "What is 1 + 1?"}]
+FORMATS = {
+  "own": ({"prompt": "What is 1 + 1?", "answer": "2"}, "What is 1 + 1?"),
+  "trl": ({"prompt": CHAT, "solution": "$2$"}, CHAT),
+  "verl": (
+    {"data_source": "x", "prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": "2"}},
+    CHAT,
+  ),
+  "json_text": ({"prompt": json.dumps(CHAT), "answer": "2"}, CHAT),
+  "not_chat": ({"prompt": "[1, 1] sums to?", "answer": "2"}, "[1, 1] sums to?"),
+  "json_not_chat": ({"prompt": "[1, 1]", "answer": "2"}, "[1, 1]"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_row_formats(tmp_path, form, suffix):
+  row, prompt = FORMATS[form]
+  path = write(tmp_path / f"mine{suffix}", [{"id": 7, **row}])
+  other = write(tmp_path / "other.jsonl", sums(5)[2:])
+  task = build("jsonl", path=path, eval_path=other)
+  (record,) = task.train
+  assert (record["id"], record["prompt"], record["verifier"]) == ("7", prompt, "math")
+  assert record["answer"].strip("$") == "2" and record["task"] == task.name == "mine"
+  assert len(task.eval) == 3 and not task.counts
+
+
+def test_the_final_answer_wins_over_the_worked_solution(tmp_path):
+  row = {"prompt": "1 + 1?", "solution": "It is \\boxed{3}", "answer": "2"}
+  other = write(tmp_path / "other.jsonl", sums(1))
+  (record,) = build("jsonl", path=write(tmp_path / "a.jsonl", [row]), eval_path=other).train
+  assert record["answer"] == "2"
+
+
+def test_parquet_and_jsonl_give_the_same_records(tmp_path):
+  rows = [*sums(30), {"prompt": "two?", "answer": "2", "verifier": "integer", "note": "x"}]
+  tasks = [build("jsonl", path=write(tmp_path / f"a{s}", rows)) for s in (".jsonl", ".parquet")]
+  assert list(tasks[0].train) == list(tasks[1].train) and tasks[0].eval == tasks[1].eval
+  assert [r["verifier"] for r in everything(tasks[0])].count("integer") == 1
+
+
+def test_blank_lines_byte_order_mark_and_line_ends(tmp_path):
+  path = tmp_path / "a.jsonl"
+  body = '\ufeff{"id": 1, "prompt": "a\u2028b", "answer": "1"}\r\n\r\n{"id": 2, "prompt": "c", "answer": "2"}'
+  path.write_bytes(body.encode())
+  assert [r["prompt"] for r in everything(build("jsonl", path=str(path)))] == ["a\u2028b", "c"]
+
+
+MALFORMED = {
+  "{nope": "not JSON",
+  "\x80": "not JSON",
+  "[" * 100_000: "not JSON",
+  '"text"': "expected an object",
+  '{"answer": "1"}': "'prompt' is missing",
+  '{"prompt": "  ", "answer": "1"}': "'prompt' is empty",
+  '{"prompt": 3, "answer": "1"}': "prompt: expected a list",
+  '{"prompt": [{"role": "user"}], "answer": "1"}': "message 0: content is not text",
+  '{"prompt": "\\ud800", "answer": "1"}': "surrogates not allowed",
+  '{"prompt": "x"}': "needs the field 'answer'",
+  '{"prompt": "x", "answer": null}': "needs the field 'answer'",
+  '{"prompt": "x", "answer": "1", "verifier": "maths"}': "unknown verifier 'maths'",
+  '{"prompt": "x", "answer": "1", "id": [1]}': "neither text nor a whole number",
+  '{"prompt": "x", "answer": "1", "id": "first"}': "id 'first' is that of line 1 too",
+}
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+def test_malformed_rows_name_file_and_line(tmp_path, line):
+  path = tmp_path / "a.jsonl"
+  good = b'{"id": "first", "prompt": "p", "answer": "1"}\n'
+  path.write_bytes(good + line.encode("latin-1") + b"\n")
+  with pytest.raises(ValueError, match=re.escape(MALFORMED[line])) as caught:
+    build("jsonl", path=str(path))
+  assert f"{path} line 2: " in str(caught.value) and "1 malformed row" in str(caught.value)
+
+
+def test_many_malformed_rows_are_one_error(tmp_path):
+  path = write(tmp_path / "a.jsonl", [*sums(2), *[{"prompt": "x"}] * 23])
+  with pytest.raises(ValueError) as caught:
+    build("jsonl", path=path)
+  message = str(caught.value)
+  assert "23 malformed" in message and "… and 3 more" in message
+  assert "line 3:" in message and "line 22:" in message and "line 23:" not in message
+
+
+def test_a_parquet_row_is_named(tmp_path):
+  path = write(tmp_path / "a.parquet", [*sums(2), {"prompt": "x", "answer": None}])
+  with pytest.raises(ValueError, match=r"a\.parquet row 3: .*'answer'"):
+    build("jsonl", path=path)
+  (tmp_path / "b.parquet").write_text("no")
+  with pytest.raises(ValueError, match="not a Parquet file"):
+    build("jsonl", path=str(tmp_path / "b.parquet"))
+  path = write(tmp_path / "c.parquet", [{"prompt": "x", "answer": "1", "image": b"\x00"}])
+  with pytest.raises(ValueError, match=r"row 1: a value of type bytes"):
+    build("jsonl", path=path)
+
+
+def test_invalid_golds_are_dropped_listed_and_counted(tmp_path, caplog):
+  # "see the figure" is huggingface/open-r1#86: rewarding it inflates the accuracy.
+  bad = [{"prompt": f"bad {i}", "answer": a} for i, a in enumerate(["see the figure", "", "  "])]
+  path = write(tmp_path / "a.jsonl", [*sums(20), *bad, {"prompt": "frac", "answer": "\\frac34"}])
+  with caplog.at_level(logging.WARNING):
+    task = build("jsonl", path=path)
+  assert task.counts == {"rows of a.jsonl with a gold that does not parse": 3}
+  assert "a.jsonl line 21: invalid gold" in caplog.text and "line 24" not in caplog.text
+  assert len(everything(task)) == 21
+  assert not [r for r in everything(task) if r["prompt"].startswith("bad")]
+
+
+def test_nothing_left_is_an_error(tmp_path):
+  for name, rows in {"empty": [], "one": sums(1)}.items():
+    with pytest.raises(ValueError, match=f"{name}.jsonl: no"):
+      build("jsonl", path=write(tmp_path / f"{name}.jsonl", rows))
+  path = write(tmp_path / "bad.jsonl", [{"prompt": "x", "answer": "see the figure"}])
+  with pytest.raises(ValueError, match="1 rows of bad.jsonl with a gold that does not parse"):
+    build("jsonl", path=path)
+
+
+def test_split_by_hash_is_disjoint_and_stable(tmp_path):
+  rows = sums(400)
+  task = build("jsonl", path=write(tmp_path / "a.jsonl", rows), eval_problems=0)
+  trained, held = ({r["prompt"] for r in part} for part in (task.train, task.eval))
+  assert not trained & held and len(trained | held) == 400
+  assert 20 <= len(held) <= 60
+  # Other rows before and after, and another order, move no row to the other side.
+  more = [{"prompt": f"another {i}", "answer": "1"} for i in range(50)]
+  again = build("jsonl", path=write(tmp_path / "b.jsonl", more + rows[::-1]), eval_problems=0)
+  assert held <= {r["prompt"] for r in again.eval}
+  assert trained <= {r["prompt"] for r in again.train}
+
+
+def test_the_same_prompt_is_never_on_both_sides(tmp_path):
+  # Same words in other spacing, and under a system message: one prompt.
+  rows = []
+  for i in range(100):
+    text = f"What is {i} + 1?"
+    system = {"role": "system", "content": "Be brief."}
+    rows += [{"prompt": p, "answer": str(i + 1)} for p in (
+      text, text.replace(" ", "  "), [system, {"role": "user", "content": text}])]  # fmt: skip
+  task = build("jsonl", path=write(tmp_path / "a.jsonl", rows), eval_problems=0)
+  answers = [{r["answer"] for r in part} for part in (task.train, task.eval)]
+  assert not answers[0] & answers[1] and len(answers[0] | answers[1]) == 100
+  ids = [r["id"] for r in everything(task)]
+  assert len(set(ids)) == 300 and sum(i.endswith(("-2", "-3")) for i in ids) == 200
+
+
+def test_eval_problems_is_a_bound_and_what_it_leaves_is_counted(tmp_path):
+  path = write(tmp_path / "a.jsonl", sums(400))
+  whole, some = (build("jsonl", path=path, eval_problems=n) for n in (0, 5))
+  assert some.train == whole.train  # what is held out stays out of training
+  left = len(whole.eval) - 5
+  assert some.counts == {"evaluation problems beyond task.eval_problems": left}
+  assert [r for r in whole.eval if r in some.eval] == some.eval and len(some.eval) == 5
+
+
+def test_a_tiny_file_still_has_an_evaluation_problem(tmp_path):
+  for count in (2, 3, 5, 8):
+    task = build("jsonl", path=write(tmp_path / f"{count}.jsonl", sums(count)))
+    assert len(task.eval) >= 1 and len(task.train) + len(task.eval) == count
+
+
+def test_eval_path_is_taken_out_of_training(tmp_path):
+  path = write(tmp_path / "a.jsonl", sums(20))
+  held = [{"id": "x", "prompt": " What is 3 +  1?", "answer": "4"}, *sums(30)[25:]]
+  task = build("jsonl", path=path, eval_path=write(tmp_path / "b.jsonl", held))
+  assert len(task.eval) == 6 and len(task.train) == 19
+  assert task.counts == {"training problems that task.eval_path holds too": 1}
+  assert {r["task"] for r in task.eval} == {"a"}
+
+
+def test_the_training_file_may_be_evaluated_itself(tmp_path):
+  path = write(tmp_path / "a.jsonl", sums(20))
+  task = build("jsonl", path=path, eval_path=path, eval_problems=0, options={"label": "mine"})
+  assert len(task.eval) == len(task.train) == 20 and task.name == "mine"
+  assert list(task.counts.values()) == [20]
+
+
+def test_solve_rate_filter(tmp_path):
+  path = write(tmp_path / "a.jsonl", [{"id": i, **row} for i, row in enumerate(sums(6))])
+  other = write(tmp_path / "b.jsonl", sums(9)[6:])
+  rates = [(0, 8, 0), (1, 8, 1), (2, 8, 4), (3, 8, 8), (4, 0, 0)]
+  report = tmp_path / "eval.json"
+  report.write_text(json.dumps({"problems": [{"id": str(i), "n": n, "c": c} for i, n, c in rates]}))
+  fields = {"solve_rates": str(report), "min_solve_rate": 0.125, "max_solve_rate": 0.5}
+  task = build("jsonl", path=path, eval_path=other, **fields)
+  assert [r["id"] for r in task.train] == ["1", "2"] and len(task.eval) == 3
+  assert task.counts == {
+    "training problems without a rate in task.solve_rates": 2,  # 5, and 4 with n = 0
+    "training problems with a solve rate outside [0.125, 0.5]": 2,
+  }
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("{", "JSONDecodeError"),
+    ('{"problems": [{"id": "1"}]}', "KeyError"),
+    ("[]", "TypeError"),
+    ('{"problems": [{"id": "1", "n": 2, "c": 3}]}', "c = 3 of n = 2"),
+    ('{"problems": [{"id": "1", "n": 2, "c": 1}, {"id": "1", "n": 2, "c": 2}]}', "twice"),
+    ('{"problems": [{"id": "other", "n": 2, "c": 1}]}', "has none of the"),
+  ],
+)
+def test_a_bad_solve_rate_file_is_named(tmp_path, text, message):
+  (tmp_path / "eval.json").write_text(text)
+  path = write(tmp_path / "a.jsonl", sums(20))
+  with pytest.raises(ValueError, match=f"(?s)task.solve_rates: .*eval.json.*{message}"):
+    build("jsonl", path=path, solve_rates=str(tmp_path / "eval.json"))
+
+
+def test_every_task_names_its_records_and_can_grade_them(tmp_path):
+  pytest.importorskip("reasoning_gym")
+  fields = {
+    "jsonl": {"path": write(tmp_path / "a.jsonl", sums(50))},
+    "reasoning_gym": {"options": {"dataset": "chain_sum"}},
+  }
+  for name in TASKS:
+    task = build(name, **fields.get(name, {}))
+    for record in [task.train[0], task.train[len(task.train) - 1], *task.eval]:
+      assert record["task"] == task.name and check_problem(record) == ""
