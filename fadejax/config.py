@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+import numpy as np
 
 from fadejax.algorithm.fade import FadeConfig
 from fadejax.algorithm.weights import WEIGHTS
@@ -283,13 +284,9 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
       return dict(value)
   elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
     return float(value)
-  elif (
-    (hint is bool and isinstance(value, bool))
-    or (hint is int and isinstance(value, int) and not isinstance(value, bool))
-    or (hint is str and isinstance(value, str))
-  ):
+  elif hint in (bool, int, str) and type(value) is hint:
     return value
-  wanted = getattr(hint, "__name__", str(hint))
+  wanted = hint.__name__ if isinstance(hint, type) else str(hint)
   raise ValueError(f"{path}: {wanted} is wanted, got {value!r}")
 
 
@@ -348,31 +345,31 @@ _AT_LEAST: dict[str, tuple[float, bool]] = {
 _AT_MOST: dict[str, float] = {"rollout.top_p": 1, "evaluation.top_p": 1, "loss.clip_low": 1}
 
 
-def field_value(run: Any, path: str) -> Any:
-  """The value of a dotted field of a config."""
-  for name in path.split("."):
-    run = dataclasses.asdict(run)[name] if dataclasses.is_dataclass(run) else run[name]
-  return run
+def _flat(run: RunConfig) -> dict[str, Any]:
+  """`section.field` → value."""
+  flat: dict[str, Any] = {}
+  for name, value in dataclasses.asdict(run).items():
+    flat |= (
+      {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+    )
+  return flat
 
 
 def check(run: RunConfig) -> None:
   """Raises ValueError for values out of range and fields that contradict each other."""
-  flat = dataclasses.asdict(run)
-  value = lambda path: (
-    flat[path] if "." not in path else flat[path.split(".")[0]][path.split(".")[1]]
-  )  # noqa: E731,E501
+  flat = _flat(run)
   for path, choices in _CHOICES.items():
-    if value(path) not in choices:
-      near = difflib.get_close_matches(str(value(path)), choices, n=1)
+    if flat[path] not in choices:
+      near = difflib.get_close_matches(str(flat[path]), choices, n=1)
       hint = f"; did you mean {near[0]!r}?" if near else ""
-      raise ValueError(f"config.{path}: {value(path)!r} is not one of {', '.join(choices)}{hint}")
+      raise ValueError(f"config.{path}: {flat[path]!r} is not one of {', '.join(choices)}{hint}")
   for path, (lowest, inclusive) in _AT_LEAST.items():
-    if value(path) < lowest or (value(path) == lowest and not inclusive):
+    if flat[path] < lowest or (flat[path] == lowest and not inclusive):
       sign = "at least" if inclusive else "above"
-      raise ValueError(f"config.{path}: must be {sign} {lowest:g}, got {value(path)}")
+      raise ValueError(f"config.{path}: must be {sign} {lowest:g}, got {flat[path]}")
   for path, highest in _AT_MOST.items():
-    if value(path) > highest:
-      raise ValueError(f"config.{path}: must be at most {highest:g}, got {value(path)}")
+    if flat[path] > highest:
+      raise ValueError(f"config.{path}: must be at most {highest:g}, got {flat[path]}")
   _check_together(run)
 
 
@@ -388,29 +385,47 @@ def _check_together(run: RunConfig) -> None:
     )
   if run.model.path and run.model.preset:
     raise ValueError("config.model: set path or preset, not both")
-  if run.loss.old_logprobs == "auto" and run.loss.form == "cispo" and run.loss.ratio_cap < 0:
-    raise ValueError("config.loss.ratio_cap must be positive")
   if run.reward.overlong_buffer > run.rollout.max_completion_length:
     raise ValueError(
       f"config.reward.overlong_buffer ({run.reward.overlong_buffer}) is longer than "
       f"rollout.max_completion_length ({run.rollout.max_completion_length})"
     )
-  too_many = [
-    k for k in run.evaluation.ks if k < 1 or (run.evaluation.samples and k > run.evaluation.samples)
-  ]
-  if too_many:
+  samples = run.evaluation.samples
+  impossible = [k for k in run.evaluation.ks if k < 1 or (samples and k > samples)]
+  if impossible:
     raise ValueError(
-      f"config.evaluation.ks: pass@{too_many[0]} cannot be estimated from evaluation.samples = "
-      f"{run.evaluation.samples}; raise samples or leave it out"
+      f"config.evaluation.ks: pass@{impossible[0]} cannot be estimated from evaluation.samples = "
+      f"{samples}; raise samples or leave it out"
     )
   if run.evaluation.samples == 0 and not run.evaluation.greedy:
     raise ValueError("config.evaluation: samples = 0 and greedy = False leaves nothing to measure")
+  metrics = [f"pass@{k}" for k in run.evaluation.ks if run.evaluation.samples]
+  metrics += ["greedy"] * run.evaluation.greedy
+  if run.checkpoint.keep_best and run.checkpoint.best_metric not in metrics:
+    raise ValueError(
+      f"config.checkpoint.best_metric: {run.checkpoint.best_metric!r} is not among what the "
+      f"evaluation measures ({', '.join(metrics)})"
+    )
   if run.weight.name == "fade" and run.weight.settings:
     raise ValueError(
       "config.weight.settings: fade takes α and δ from the schedule; its settings are in "
       "config.fade (for fixed ones use weight.name = 'power_asym')"
     )
+  _check_weight(run)
   task_configs(run)
+
+
+def _check_weight(run: RunConfig) -> None:
+  """Calls the weight once, so that a missing or impossible setting is an error at the start."""
+  settings = dict(run.weight.settings)
+  if run.weight.name == "codapo":
+    settings["confidence"] = 1.0  # the update gives it
+  elif run.weight.name == "fade":
+    return
+  try:
+    WEIGHTS[run.weight.name](np.zeros((1, run.rollout.group)), **settings)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"config.weight.settings of {run.weight.name}: {error}") from error
 
 
 def task_configs(run: RunConfig) -> list[TaskConfig]:

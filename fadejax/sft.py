@@ -51,7 +51,7 @@ def make_sft_update(
     loss, gradient = jax.value_and_grad(loss_of)(state["params"], batch)
     updates, opt_state = optimizer.update(gradient, state["opt_state"], state["params"])
     params = optax.apply_updates(state["params"], updates)
-    metrics = {"loss": loss, "grad_norm": optax.global_norm(gradient)}
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradient)}
     return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}, metrics
 
   return jax.jit(update, donate_argnums=0)

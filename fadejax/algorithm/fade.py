@@ -63,8 +63,9 @@ class FadeState:
 
 def init(config: FadeConfig) -> FadeState:
   """State before the first batch."""
-  unknown = jnp.full((), jnp.nan, jnp.float32)
-  return FadeState(jnp.asarray(config.initial_solve_rate, jnp.float32), unknown, unknown)
+  # Two arrays, not one twice: the state is donated, and a buffer can be donated only once.
+  entropy, initial = (jnp.full((), jnp.nan, jnp.float32) for _ in range(2))
+  return FadeState(jnp.asarray(config.initial_solve_rate, jnp.float32), entropy, initial)
 
 
 def target_entropy(config: FadeConfig, state: FadeState) -> jax.Array:

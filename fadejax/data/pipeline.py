@@ -118,7 +118,7 @@ class Pipeline:
     if task.generated:  # too many to try: `batch` raises at the first that is too long
       return named
     records = [named[i] for i in range(len(named))]
-    kept = [record for record in records if len(self._encode(record)) <= self._size]
+    kept = [record for record in records if len(_ids(self._encode, record)) <= self._size]
     if not kept:
       raise ValueError(
         f"task {task.name!r}: none of its {len(records)} training prompts fits in "
@@ -171,16 +171,28 @@ def encode_batch(
   return _pack(filled, encode, max_prompt_length, np.arange(size, dtype=np.int32)), len(records)
 
 
+def _named(record: Record) -> str:
+  return f"problem {record.get('id', '?')!r} of task {record.get('task', '?')!r}"
+
+
+def _ids(encode: Encode, record: Record) -> list[int]:
+  """The prompt's ids; an error of the tokenizer or chat template names the problem."""
+  try:
+    return encode(record)
+  except ValueError as error:
+    raise ValueError(f"{_named(record)}: {error}") from error
+
+
 def _pack(records: Sequence[Record], encode: Encode, size: int, draw: np.ndarray) -> HostBatch:
   """Right-pads encoded prompts to `size` tokens."""
   tokens = np.zeros((len(records), size), np.int32)
   lengths = np.zeros(len(records), np.int32)
   for row, record in enumerate(records):
-    ids = encode(record)
+    ids = _ids(encode, record)
     if not 1 <= len(ids) <= size:
       raise ValueError(
-        f"problem {record.get('id', '?')!r} of task {record.get('task', '?')!r}: its prompt has "
-        f"{len(ids)} tokens, wanted 1 to {size}; see rollout.max_prompt_length"
+        f"{_named(record)}: its prompt has {len(ids)} tokens, wanted 1 to {size}; see "
+        "rollout.max_prompt_length"
       )
     tokens[row, : len(ids)], lengths[row] = ids, len(ids)
   return HostBatch(tokens, lengths, draw, tuple(records))

@@ -202,7 +202,7 @@ def init_params(arch: Architecture, key: jax.Array) -> Params:
 
 def head(params: Params) -> jax.Array:
   """The output head, f32[V, D]: the embedding where it is tied."""
-  return params.get("head", params["embedding"])
+  return params["head"] if "head" in params else params["embedding"]
 
 
 def count_params(arch: Architecture) -> int:
@@ -325,7 +325,7 @@ def prefill(
   Returns:
     (prefix, last_hidden[P, D]); last_hidden is normed and predicts completion token 0.
   """
-  p, s = tokens.shape
+  s = tokens.shape[1]
   rope = rope_angles(jnp.arange(s)[None, None, :], arch.head_size, arch.rope_theta)
   causal = jnp.tril(jnp.ones((s, s), bool))
   hidden = _embed(params, tokens, dtype)[:, None]  # [P, 1, S, D]: a group of one

@@ -188,7 +188,7 @@ def sample(
     )
     return record({**state, "own": own}, hidden[:, :, 0])
 
-  state = {
+  state: dict[str, Any] = {
     "t": jnp.zeros((), jnp.int32),
     "tokens": jnp.full((p, g, c), config.pad_id, jnp.int32),
     "logprobs": jnp.zeros((p, g, c)),

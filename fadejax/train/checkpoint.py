@@ -6,6 +6,7 @@ its newest complete one. The label is the number of updates done.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,52 +86,44 @@ def _abstract(tree: Any) -> Any:
 
 
 def restore_params(directory: Path, like: Any, step: int | None = None) -> Any:
-  """Only the parameters of a run's checkpoint, the best evaluated one unless `step` is given.
+  """Only the parameters of a run's checkpoint.
 
   Args:
     directory: a run's `checkpoints` folder.
     like: parameters as jax.ShapeDtypeStruct with shardings.
-    step: which checkpoint.
+    step: which checkpoint; None: the newest.
 
   Raises:
     FileNotFoundError: there is no checkpoint, or none of that step.
     ValueError: the checkpoint's parameters have other shapes.
   """
-  with ocp.CheckpointManager(
-    Path(directory).resolve(),
-    options=ocp.CheckpointManagerOptions(step_prefix="step", read_only=True),
-    item_names=("state", "meta"),
-  ) as manager:
-    steps = sorted(manager.all_steps())
-    if not steps or (step is not None and step not in steps):
-      raise FileNotFoundError(
-        f"{directory} has no checkpoint{f' of step {step}' if step else ''}; steps there: {steps}"
-      )
-    step = steps[-1] if step is None else step
-    stored = manager.item_metadata(step)["state"]
-  raise_on_other_shapes(stored["params"], like, f"{directory} step {step}")
-  path = Path(directory).resolve() / f"step_{step}" / "state"
+  folder = Path(directory).resolve()
+  found = (re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("step_*"))
+  steps = sorted(int(match[1]) for match in found if match)  # a save in flight has another name
+  if not steps or (step is not None and step not in steps):
+    wanted = "" if step is None else f" of step {step}"
+    raise FileNotFoundError(f"{directory} has no checkpoint{wanted}; steps there: {steps}")
+  path = folder / f"step_{steps[-1] if step is None else step}" / "state"
   with ocp.PyTreeCheckpointer() as reader:
-    return reader.restore(
-      path,
-      args=ocp.args.PyTreeRestore(
-        item={"params": like},
-        restore_args=ocp.checkpoint_utils.construct_restore_args({"params": like}),
-        partial_restore=True,
-      ),
-    )["params"]
+    stored = reader.metadata(path).item_metadata.tree["params"]
+    raise_on_other_shapes(stored, like, str(path.parent))
+    args = ocp.args.PyTreeRestore(
+      item={"params": like},
+      restore_args=ocp.checkpoint_utils.construct_restore_args({"params": like}),
+      partial_restore=True,
+    )
+    return reader.restore(path, args=args)["params"]
 
 
 def raise_on_other_shapes(stored: Any, like: Any, where: str) -> None:
   """ValueError that lists every parameter whose shape differs."""
-  flat = lambda t: {
-    jax.tree_util.keystr(k): tuple(v.shape) for k, v in jax.tree_util.tree_leaves_with_path(t)
-  }  # noqa: E731,E501
-  there, here = flat(stored), flat(like)
-  if there != here:
-    lines = [
-      f"  {k}: {there.get(k)} there, {here.get(k)} here"
-      for k in sorted(there | here)
-      if there.get(k) != here.get(k)
-    ]
+
+  def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): tuple(leaf.shape) for path, leaf in leaves}
+
+  there, here = shapes(stored), shapes(like)
+  names = sorted(name for name in there | here if there.get(name) != here.get(name))
+  if names:
+    lines = [f"  {name}: {there.get(name)} there, {here.get(name)} here" for name in names]
     raise ValueError(f"{where} holds another architecture:\n" + "\n".join(lines))

@@ -217,7 +217,7 @@ class _Run:
     )
     if start is not None and any(writers.dropped.values()):
       print(f"lines after step {start} cut away: {writers.dropped}", flush=True)
-    if writers.last_step is None:
+    if writers.last_step < 0:
       self.evaluate_and_write(pool, writers, 0, {})
     first = int(self.state.step)
     bar = stack.enter_context(Progress(config.steps, first)) if config.log.progress else None
@@ -359,10 +359,10 @@ def _state_shardings(policy: setup.Policy, make_state: Any, params: model.Params
   abstract = jax.eval_shape(make_state, params)
   own = policy.param_shardings(policy.train_layout)
   whole = policy.train_layout.sharding((), ())
-  structure = jax.tree.structure(params)
+  structure: Any = jax.tree.structure(params)
 
   def like_params(tree: Any) -> bool:
-    return jax.tree.structure(tree) == structure
+    return bool(structure == jax.tree.structure(tree))
 
   return jax.tree.map(
     lambda tree: own if like_params(tree) else whole, abstract, is_leaf=like_params

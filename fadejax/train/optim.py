@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import optax
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -50,24 +53,16 @@ def make_optimizer(
   clip_norm: float = 1.0,
 ) -> optax.GradientTransformation:
   """AdamW behind a bound on the global gradient norm (0: none). Matrices decay, vectors do not."""
-  adam = optax.adamw(
-    schedule,
-    b1=b1,
-    b2=b2,
-    eps=eps,
-    weight_decay=weight_decay,
-    mask=None if not weight_decay else _decays,
-  )
+  mask = _decays if weight_decay else None
+  adam = optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)
   return optax.chain(optax.clip_by_global_norm(clip_norm), adam) if clip_norm else adam
 
 
-def _decays(params: dict) -> dict:
-  """True for matrices: norms and biases, one-dimensional once unstacked, do not decay."""
-  import jax
+def _decays(params: dict[str, Any]) -> dict[str, Any]:
+  """True for matrices: norms and biases do not decay (stacked layers add one axis)."""
 
-  return jax.tree_util.tree_map_with_path(
-    lambda path, x: (
-      x.ndim - (path[0].key == "layers") > 1 and not str(path[-1].key).endswith("bias")
-    ),
-    params,
-  )
+  def one(path: Any, x: jax.Array) -> bool:
+    name = path[-1].key
+    return x.ndim - (path[0].key == "layers") > 1 and not name.endswith("bias")
+
+  return jax.tree_util.tree_map_with_path(one, params)

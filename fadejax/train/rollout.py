@@ -86,7 +86,7 @@ def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def task_solve_rates(rewards: RewardBatch, problems: Sequence[dict[str, Any]]) -> dict[str, float]:
-  """`solve_rate/<task>` → mean reward over the task's valid groups, where there are several tasks."""
+  """`solve_rate/<task>` → mean reward over a task's valid groups, where there are several."""
   names = sorted({problem["task"] for problem in problems})
   if len(names) < 2:
     return {}

@@ -138,7 +138,7 @@ def initial_params(config: RunConfig, policy: Policy) -> tuple[model.Params, str
       raise ValueError(f"config.init_from: {source} has another architecture than config.model")
 
     def put(path: tuple[str, ...], value: np.ndarray) -> jax.Array:
-      place = functools.reduce(lambda tree, key: tree[key], path, shardings)
+      place: Any = functools.reduce(lambda tree, key: tree[key], path, shardings)
       return jax.make_array_from_callback(value.shape, place, lambda index: value[index])
 
     return hf.load_params(source, policy.arch, put), f"Hugging Face directory {source}"
@@ -157,7 +157,10 @@ def to_sampler(policy: Policy, dtype: str) -> Callable[[model.Params], model.Par
 
 def place_prompts(batch: HostBatch, layout: Layout) -> PromptBatch:
   """This host's prompts as part of the global batch."""
-  put = lambda x, *axes: jax.make_array_from_process_local_data(layout.sharding(axes, x.shape), x)  # noqa: E731
+
+  def put(x: np.ndarray, *axes: str | None) -> jax.Array:
+    return jax.make_array_from_process_local_data(layout.sharding(axes, x.shape), x)
+
   return PromptBatch(
     put(batch.tokens, "prompts", None), put(batch.lengths, "prompts"), put(batch.draw, "prompts")
   )

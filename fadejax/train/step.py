@@ -29,7 +29,7 @@ from fadejax.policy.sharding import Layout
 Metrics = dict[str, jax.Array]
 
 # Weights that have an α and a δ: these are logged. The others have neither.
-_KNOBS = {
+_KNOBS: dict[str, tuple[float | None, float | None]] = {
   "dr_grpo": (1.0, 1.0),
   "power": (None, 1.0),
   "asym": (1.0, None),
@@ -88,7 +88,7 @@ def completion_logprobs(
   length hold values that mean nothing.
   """
   dtype = jnp.dtype(settings.model.dtype)
-  common = dict(layout=layout, dtype=dtype, remat=settings.model.remat)
+  common: dict[str, Any] = dict(layout=layout, dtype=dtype, remat=settings.model.remat)
   prompts = rollout.prompts
   prefix, last = model.prefill(settings.arch, params, prompts.tokens, prompts.lengths, **common)
   # The state of token t predicts token t + 1, so the last token's state is not needed.
@@ -215,7 +215,7 @@ def _optimise(
   Returns:
     (params, opt_state, gradient norm, whether the update was left out).
   """
-  norm = optax.global_norm(gradient)
+  norm = optax.tree.norm(gradient)
   finite = jnp.isfinite(norm)
   updates, new_opt = optimizer.update(gradient, opt_state, params)
   new_params = optax.apply_updates(params, updates)

