@@ -69,10 +69,30 @@ class RewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WeightConfig:
-  """The policy weight: a name of `algorithm.weights.WEIGHTS` and its settings."""
+  """The policy weight: a name of `algorithm.weights.WEIGHTS`, and its settings.
+
+  A setting that is None is the weight's own default; one that the weight does not have is an
+  error. `fade` has none: it takes α and δ from the schedule (section `fade`).
+  """
 
   name: str = "fade"
-  settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+  alpha: float | None = None
+  delta: float | None = None
+  k: int | None = None
+  beta: float | None = None
+  lam: float | None = None
+  baseline: str | None = None
+  ddof: int | None = None
+  eps: float | None = None
+  sigma_eps: float | None = None
+  beta_pos: float | None = None
+  beta_neg: float | None = None
+  offset: float | None = None
+
+  def settings(self) -> dict[str, Any]:
+    """Those that are set, as keyword arguments of the weight."""
+    fields = dataclasses.asdict(self)
+    return {k: v for k, v in fields.items() if k != "name" and v is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +222,7 @@ class RunConfig:
 def default_config() -> ml_collections.ConfigDict:
   """Every field with its default, locked against fields that do not exist.
 
-  Free-form dicts (`task.options`, `weight.settings`, `model.overrides`, …) take any key.
+  Free-form dicts (`task.options`, `model.overrides`, …) take any key.
   """
   return _to_config_dict(RunConfig())
 
@@ -219,7 +239,8 @@ def _to_config_dict(value: Any) -> ml_collections.ConfigDict:
       free.append(field.name)
       item = ml_collections.ConfigDict(item)
     elif item is None:
-      item = ml_collections.config_dict.placeholder(str)
+      kind = next(t for t in typing.get_args(hints[field.name]) if t is not type(None))
+      item = ml_collections.config_dict.placeholder(kind)
     elif isinstance(hints[field.name], types.UnionType):
       # A field of several types, such as "half_initial" or nats: files and flags may give either.
       item = ml_collections.FieldReference(item, field_type=object)
@@ -406,9 +427,9 @@ def _check_together(run: RunConfig) -> None:
       f"config.checkpoint.best_metric: {run.checkpoint.best_metric!r} is not among what the "
       f"evaluation measures ({', '.join(metrics)})"
     )
-  if run.weight.name == "fade" and run.weight.settings:
+  if run.weight.name == "fade" and run.weight.settings():
     raise ValueError(
-      "config.weight.settings: fade takes α and δ from the schedule; its settings are in "
+      "config.weight: fade takes α and δ from the schedule; its settings are in "
       "config.fade (for fixed ones use weight.name = 'power_asym')"
     )
   _check_weight(run)
@@ -417,7 +438,7 @@ def _check_together(run: RunConfig) -> None:
 
 def _check_weight(run: RunConfig) -> None:
   """Calls the weight once, so that a missing or impossible setting is an error at the start."""
-  settings = dict(run.weight.settings)
+  settings = run.weight.settings()
   if run.weight.name == "codapo":
     settings["confidence"] = 1.0  # the update gives it
   elif run.weight.name == "fade":
@@ -425,7 +446,7 @@ def _check_weight(run: RunConfig) -> None:
   try:
     WEIGHTS[run.weight.name](np.zeros((1, run.rollout.group)), **settings)
   except (TypeError, ValueError) as error:
-    raise ValueError(f"config.weight.settings of {run.weight.name}: {error}") from error
+    raise ValueError(f"config.weight ({run.weight.name}): {error}") from error
 
 
 def task_configs(run: RunConfig) -> list[TaskConfig]:

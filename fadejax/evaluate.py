@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import flags
 
+from fadejax import command
 from fadejax.algorithm import passk
 from fadejax.config import RunConfig, resolve
 from fadejax.train import setup
@@ -73,30 +72,29 @@ def _settings(values: Any) -> RunConfig:
     )
   task = config.task
   if values.task.endswith((".jsonl", ".parquet")):
-    task = dataclasses.replace(task, name="jsonl", path=values.task, eval_path=values.task)
+    task = dataclasses.replace(
+      task, name="jsonl", path=values.task, eval_path=values.task, eval_problems=0
+    )
   elif values.task:
     task = dataclasses.replace(task, name=values.task)
   evaluation = config.evaluation
-  ks = tuple(int(k) for k in values.ks) or evaluation.ks
   samples = evaluation.samples if values.n is None else values.n
+  ks = tuple(int(k) for k in values.ks) or tuple(k for k in evaluation.ks if k <= samples)
   evaluation = dataclasses.replace(evaluation, ks=ks, samples=samples)
   mixture = () if values.task else config.mixture
-  config = dataclasses.replace(config, task=task, mixture=mixture, evaluation=evaluation)
+  keep = dataclasses.replace(config.checkpoint, keep_best=0)  # nothing is kept here
+  config = dataclasses.replace(
+    config, task=task, mixture=mixture, evaluation=evaluation, checkpoint=keep
+  )
   return resolve(dataclasses.asdict(config))
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Evaluates, prints the metrics and writes the JSON."""
   values = flags.FLAGS
-  logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}")
   if values.checkpoint and values.model:
-    raise app.UsageError("--checkpoint and --model: give one of them")
-  try:
-    report = run_evaluation(_settings(values), values.checkpoint, values.step)
-  except (ValueError, FileNotFoundError) as error:
-    sys.exit(f"fadejax.evaluate: {error}")
+    raise ValueError("--checkpoint and --model: give one of them")
+  report = run_evaluation(_settings(values), values.checkpoint, values.step)
   for key, value in report["metrics"].items():
     low, high = report["intervals"].get(key, (None, None))
     print(f"{key:16} {value:.4f}" + ("" if low is None else f"  [{low:.4f}, {high:.4f}]"))
@@ -107,7 +105,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file("config", None, "Config file, configs/NAME.py.")
+  command.define_flags(workdir=False)
   flags.DEFINE_string("checkpoint", "", "Workdir of a run: its newest checkpoint is evaluated.")
   flags.DEFINE_integer("step", None, "Step of the checkpoint, instead of the newest.")
   flags.DEFINE_string("model", "", "Hugging Face directory to evaluate.")
@@ -115,5 +113,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("n", None, "Samples a problem; default: evaluation.samples.")
   flags.DEFINE_list("ks", [], "k of pass@k, such as 1,8; default: evaluation.ks.")
   flags.DEFINE_string("out", "", "JSON file to write.")
-  flags.mark_flag_as_required("config")
-  app.run(main)
+  command.run("evaluate", main)

@@ -7,7 +7,6 @@ with `--config.init_from=WORKDIR`. Resumes where the workdir holds an earlier pa
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import flags
 
+from fadejax import command
 from fadejax.algorithm import losses
 from fadejax.arrays import PromptBatch, RolloutBatch
 from fadejax.config import RolloutConfig, RunConfig, resolve, to_json
@@ -158,21 +157,13 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
   return report["metrics"]
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Resolves the config, trains, prints the evaluation."""
-  logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}: fields are set as --config.field=value")
-  try:
-    metrics = run_sft(resolve(flags.FLAGS.config), Path(flags.FLAGS.workdir))
-  except (ValueError, FileNotFoundError) as error:
-    sys.exit(f"fadejax.sft: {error}")
+  metrics = run_sft(resolve(flags.FLAGS.config), Path(flags.FLAGS.workdir))
   print("  ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
   print(f"start RL from it with --config.init_from={flags.FLAGS.workdir}")
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file("config", None, "Config file, configs/NAME.py.")
-  flags.DEFINE_string("workdir", None, "Where the run is written, or resumed from.")
-  flags.mark_flags_as_required(["config", "workdir"])
-  app.run(main)
+  command.define_flags(workdir=True)
+  command.run("sft", main)

@@ -54,8 +54,8 @@ def test_fields_of_several_types():
   assert configs.resolve(c).task.system_prompt == "Be brief."
   c.task.options = {"levels": ("1+1",)}
   c.weight.name = "power"
-  c.weight.settings.alpha = 2.0
-  assert configs.resolve(c).weight.settings == {"alpha": 2.0}
+  c.weight.alpha = 2
+  assert configs.resolve(c).weight.settings() == {"alpha": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,13 @@ def test_fields_of_several_types():
     ({"rollout": {"group": "8"}}, r"config\.rollout\.group: int is wanted, got '8'"),
     ({"steps": 1.5}, r"config\.steps: int is wanted"),
     ({"weight": {"name": "grp"}}, r"did you mean 'grpo'"),
-    ({"weight": {"name": "maxpo", "settings": {"k": 8}}}, r"settings of maxpo: .*k"),
-    ({"weight": {"name": "power"}}, r"settings of power: .*alpha"),
+    ({"weight": {"name": "maxpo", "k": 8}}, r"weight \(maxpo\): .*k"),
+    ({"weight": {"name": "power"}}, r"weight \(power\): .*alpha"),
     (
-      {"weight": {"name": "fade", "settings": {"alpha": 2}}},
+      {"weight": {"name": "fade", "alpha": 2}},
       r"fade takes α and δ from the schedule",
     ),
+    ({"weight": {"name": "grpo", "alpha": 2.0}}, r"weight \(grpo\): .*alpha"),
     ({"fade": {"beta": 0.0}}, r"config\.fade: .*beta"),
     ({"evaluation": {"ks": (1, 16)}}, r"pass@16 cannot be estimated from evaluation\.samples = 8"),
     ({"checkpoint": {"best_metric": "pass@3"}}, r"best_metric: 'pass@3' is not among"),

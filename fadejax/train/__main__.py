@@ -6,15 +6,14 @@ that holds an earlier part of the same run is resumed from its newest checkpoint
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import flags
 
+from fadejax import command
 from fadejax.config import resolve
 from fadejax.report import write_report
-from fadejax.train.loop import RunStopped, train
+from fadejax.train.loop import train
 from fadejax.train.metrics import read_jsonl
 from fadejax.train.progress import final_table
 
@@ -24,28 +23,20 @@ def _profile(text: str) -> tuple[int, int] | None:
     return None
   first, colon, last = text.partition(":")
   if not (colon and first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
-    raise app.UsageError(f"--profile={text}: FIRST:LAST is wanted, two steps such as 10:12")
+    raise ValueError(f"--profile={text}: FIRST:LAST is wanted, two steps such as 10:12")
   return int(first), int(last)
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Resolves the config, trains, prints the table and writes the report."""
-  logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}: fields are set as --config.field=value")
   values = flags.FLAGS
   workdir = Path(values.workdir)
-  try:
-    outcome = train(
-      resolve(values.config),
-      workdir,
-      plan_only=values.plan_only,
-      profile=_profile(values.profile),
-    )
-  except (ValueError, FileNotFoundError, RunStopped) as error:
-    if values.debug:
-      raise
-    sys.exit(f"fadejax.train: {error}")
+  outcome = train(
+    resolve(values.config),
+    workdir,
+    plan_only=values.plan_only,
+    profile=_profile(values.profile),
+  )
   if outcome is None:
     return
   rows, _ = read_jsonl(workdir / "metrics.jsonl")
@@ -56,10 +47,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file("config", None, "Config file, configs/NAME.py.")
-  flags.DEFINE_string("workdir", None, "Where the run is written, or resumed from.")
+  command.define_flags(workdir=True)
   flags.DEFINE_bool("plan_only", False, "Print the plan, build everything, and stop.")
   flags.DEFINE_string("profile", "", "FIRST:LAST steps to trace with JAX's profiler.")
-  flags.DEFINE_bool("debug", False, "Show the whole traceback of an error.")
-  flags.mark_flags_as_required(["config", "workdir"])
-  app.run(main)
+  command.run("train", main)

@@ -90,7 +90,7 @@ def show(
     f"step         {r.prompts} prompts × {r.group} completions, S = {r.max_prompt_length}, "
     f"C = {r.max_completion_length}; {config.loss.minibatches} minibatch(es) × "
     f"{config.loss.microbatches} micro-batch(es); {config.steps} steps",
-    f"weight       {config.weight.name} {config.weight.settings or ''}".rstrip(),
+    f"weight       {config.weight.name} {config.weight.settings() or ''}".rstrip(),
     f"fade         β {config.fade.beta:g}, H* {config.fade.target_entropy}, α up to "
     f"{config.fade.alpha_max:g}, δ down to {config.fade.delta_min:g}, driver {config.fade.driver}",
     *(f"task         {_task_line(task)}" for task in tasks),

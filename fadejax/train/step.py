@@ -261,7 +261,7 @@ def _weigh(
   settings: UpdateSettings, rollout: RolloutBatch, rewards: RewardBatch, knobs: tuple[Any, Any]
 ) -> tuple[jax.Array, Metrics]:
   """Weights f32[P, G], zero in invalid groups, with their masses and the α and δ used."""
-  name, options = settings.weight.name, dict(settings.weight.settings)
+  name, options = settings.weight.name, settings.weight.settings()
   trained_on = rewards.rewards + rewards.shaping
   if name == "fade":
     options = {"alpha": knobs[0], "delta": knobs[1]}

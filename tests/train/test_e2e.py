@@ -200,17 +200,18 @@ def test_plan_only_profile_and_mistakes(tmp_path, warm_start):
   assert list((tmp_path / "p" / "profile").rglob("*.xplane.pb"))
 
   for flags, message in (
-    (["--config.rolout.group=4"], "rolout"),
-    (["--config.rollout.groups=4"], "groups"),
-    (["--profil=1:2"], "profil"),
+    (["--config.rolout.group=4"], 'Did you mean "rollout"'),
+    (["--config.rollout.groups=4"], 'Did you mean "group"'),
+    (["--profil=1:2"], "Did you mean: profile"),
     (["--profile=5"], "FIRST:LAST"),
     (["--config.loss.normaliser=token_men"], "did you mean 'token_mean'"),
     (["--config.rollout.prompts=7", "--config.loss.microbatches=2"], "must be a multiple"),
-    (["--config.weight.name=maxpo", "--config.weight.settings.k=4"], "maxpo"),
+    (["--config.weight.name=maxpo", "--config.weight.k=4"], "maxpo"),
     (["--config.mesh.fsdp=-1"], "are both -1"),
   ):
     done = run("train", *training(tmp_path / "m", warm_start), *flags, ok=False)
     assert done.returncode != 0 and message in done.stderr, (flags, done.stderr[-500:])
+    assert "Traceback" not in done.stderr
   # The workdir of one run is not another's.
   done = run("train", *training(tmp_path / "p", warm_start, "--config.seed=3"), ok=False)
   assert done.returncode == 1 and "seed: 0 there, 3 now" in done.stderr

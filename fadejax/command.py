@@ -1,0 +1,50 @@
+"""The shell around the commands that take a config: flags, errors as one line, quiet logs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+
+def define_flags(*, workdir: bool) -> None:
+  """Defines --config, --debug and, where asked for, --workdir."""
+  config_flags.DEFINE_config_file("config", None, "Config file, configs/NAME.py.")
+  flags.mark_flag_as_required("config")
+  flags.DEFINE_bool("debug", False, "Show the whole traceback of an error.")
+  if workdir:
+    flags.DEFINE_string("workdir", None, "Where the run is written, or resumed from.")
+    flags.mark_flag_as_required("workdir")
+
+
+def run(name: str, main: Callable[[], None]) -> None:
+  """Parses the flags and runs `main`; a mistake of the user's ends in one line and status 1.
+
+  Args:
+    name: of the command, for its messages.
+    main: does the work; ValueError, OSError and RuntimeError are told without a traceback
+      unless --debug is given.
+  """
+
+  def parse(argv: list[str]) -> list[str]:
+    try:
+      return app.parse_flags_with_usage(argv)
+    except (KeyError, AttributeError, TypeError, ValueError, OSError, SyntaxError) as error:
+      # ml_collections raises while it parses: a field that is not there, another type, no file.
+      text = str(error.args[0] if error.args else error).replace("\\", "")
+      sys.exit(f"fadejax.{name}: --config: {text}")
+
+  def guarded(argv: list[str]) -> None:
+    logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes
+    if len(argv) > 1:
+      raise app.UsageError(f"unknown arguments {argv[1:]}: fields are set as --config.field=value")
+    try:
+      main()
+    except (ValueError, OSError, RuntimeError) as error:
+      if flags.FLAGS.debug:
+        raise
+      sys.exit(f"fadejax.{name}: {error}")
+
+  app.run(guarded, flags_parser=parse)
