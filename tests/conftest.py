@@ -12,6 +12,8 @@ import pytest
 from hypothesis import settings
 
 DEVICES = "--xla_force_host_platform_device_count=8"
+# Small programs that run once: compiling them well takes longer than running them.
+FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 # The same examples every time; no deadline, since a first call compiles.
 settings.register_profile(
@@ -45,7 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     JAX_PLATFORMS=os.environ.get("JAX_PLATFORMS", "cpu"),
     JAX_NUMPY_RANK_PROMOTION="raise",
     JAX_COMPILATION_CACHE_DIR=str(kept / "xla"),
-    XLA_FLAGS=flags if "host_platform_device_count" in flags else f"{flags} {DEVICES}".strip(),
+    XLA_FLAGS=flags
+    if "host_platform_device_count" in flags
+    else f"{flags} {FAST} {DEVICES}".strip(),
     HF_HUB_OFFLINE="1",
     WANDB_MODE="offline",
     WANDB_SILENT="true",
