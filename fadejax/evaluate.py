@@ -24,7 +24,6 @@ from fadejax.train import setup
 from fadejax.train.checkpoint import restore_params
 from fadejax.train.evaluation import evaluate
 from fadejax.train.metrics import write_atomically
-from fadejax.verify import VerifierPool
 
 
 def with_intervals(report: dict[str, Any], ks: tuple[int, ...]) -> dict[str, Any]:
@@ -57,8 +56,7 @@ def run_evaluation(config: RunConfig, checkpoint: str, step: int | None) -> dict
   else:
     params, _ = setup.initial_params(config, policy)
   params = setup.to_sampler(policy, config.model.dtype)(params)
-  verifier = config.verifier
-  with setup.precision(config), VerifierPool(verifier.workers, verifier.timeout_s) as pool:
+  with setup.precision(config), setup.build_pool(config, tasks) as pool:
     report = evaluate(policy, params, tasks, pool, config)
   return with_intervals(report, config.evaluation.ks if config.evaluation.samples else ())
 

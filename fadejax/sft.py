@@ -22,7 +22,6 @@ from fadejax import command
 from fadejax.algorithm import losses
 from fadejax.arrays import PromptBatch, RolloutBatch
 from fadejax.config import RolloutConfig, RunConfig, resolve, to_json
-from fadejax.data.pipeline import Pipeline
 from fadejax.policy import sharding
 from fadejax.train import setup
 from fadejax.train.checkpoint import Checkpoints
@@ -31,7 +30,6 @@ from fadejax.train.loop import check_workdir
 from fadejax.train.metrics import open_writers, write_atomically
 from fadejax.train.optim import make_optimizer, make_schedule
 from fadejax.train.step import UpdateSettings, completion_logprobs
-from fadejax.verify import VerifierPool
 
 
 def make_sft_update(
@@ -103,14 +101,9 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
   policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
   s, r = config.sft, config.rollout
   layout = sharding.make_layout(policy.mesh, sharding.TRAIN_RULES, s.batch, 1)
-  pipeline = Pipeline(
-    [task for _, task in tasks],
-    [c.weight for c, _ in tasks],
-    setup.encoder(policy.tokenizer, tasks),
-    prompts_per_batch=s.batch,
-    max_prompt_length=r.max_prompt_length,
-    # Not the order that RL draws in from the same seed.
-    seed=config.seed + 1_000_003,
+  # Another seed, so that RL does not meet the same problems in the same order.
+  pipeline = setup.build_pipeline(
+    config, tasks, policy.tokenizer, prompts=s.batch, seed=config.seed + 1_000_003
   )
   schedule = make_schedule(s.learning_rate, s.warmup_steps, s.steps, s.schedule)
   optimizer = make_optimizer(schedule, weight_decay=s.weight_decay)
@@ -151,7 +144,7 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
         writers.row(row)
         print(f"step {step}: loss {row['loss']:.4f} nats a token", flush=True)
   checkpoints.close()
-  with VerifierPool(config.verifier.workers, config.verifier.timeout_s) as pool:
+  with setup.build_pool(config, tasks) as pool:
     sampler_params = setup.to_sampler(policy, config.model.dtype)(state["params"])
     report = evaluate(policy, sampler_params, tasks, pool, config)
   return report["metrics"]

@@ -14,10 +14,10 @@ from fadejax.config import EvaluationConfig, RunConfig
 from fadejax.data.pipeline import encode_batch
 from fadejax.data.records import Task, TaskConfig
 from fadejax.policy import model
-from fadejax.policy.sampler import SamplerConfig, sample
+from fadejax.policy.sampler import sample
 from fadejax.policy.sharding import SAMPLE_RULES, make_layout
 from fadejax.train import rollout as rollouts
-from fadejax.train.setup import Policy, encoder, place_prompts
+from fadejax.train.setup import Policy, encoder, place_prompts, sampler_config
 from fadejax.verify import VerifierPool
 
 
@@ -129,17 +129,7 @@ def _one_pass(
   settings = config.evaluation
   group = 1 if greedy else settings.samples
   layout = make_layout(policy.mesh, SAMPLE_RULES, settings.batch, group)
-  sampler = SamplerConfig(
-    group=group,
-    max_completion_length=config.rollout.max_completion_length,
-    stop_ids=policy.tokenizer.stop_ids,
-    pad_id=policy.tokenizer.pad_id,
-    temperature=settings.temperature,
-    top_k=settings.top_k,
-    top_p=settings.top_p,
-    greedy=greedy,
-    dtype=config.model.dtype,
-  )
+  sampler = sampler_config(config, policy.tokenizer, settings, group, greedy)
   root = jax.random.key(settings.seed)
   prompts = place_prompts(batch, layout)
   return rollouts.to_host(

@@ -102,7 +102,7 @@ def train(
 
 @dataclasses.dataclass
 class _Run:
-  """One run in progress: what was built, and the two things that change, state and draws."""
+  """One run in progress: what was built, and what changes: the state and a few counters."""
 
   config: RunConfig
   workdir: Path
@@ -116,6 +116,7 @@ class _Run:
   ref_params: model.Params | None
   draws: int = 0  # prompts drawn so far
   skipped: int = 0  # updates left out in a row
+  save_seconds: float = 0.0  # what the last step's save held the loop up
 
   @classmethod
   def build(cls, config: RunConfig, workdir: Path, cache: str) -> _Run:
@@ -125,15 +126,8 @@ class _Run:
     policy = setup.build_policy(config, tokenizer)
     check_workdir(config, workdir)
     params, source = setup.initial_params(config, policy)
-    pipeline = Pipeline(
-      [task for _, task in tasks],
-      [c.weight for c, _ in tasks],
-      setup.encoder(tokenizer, tasks),
-      prompts_per_batch=config.rollout.prompts,
-      max_prompt_length=config.rollout.max_prompt_length,
-      seed=config.seed,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
+    pipeline = setup.build_pipeline(
+      config, tasks, tokenizer, prompts=config.rollout.prompts, seed=config.seed
     )
     schedule = make_schedule(
       config.optimizer.learning_rate,
@@ -154,16 +148,6 @@ class _Run:
     make_state = functools.partial(init_state, optimizer=optimizer, config=config.fade)
     shardings = _state_shardings(policy, make_state, params)
     state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
-    sampler = SamplerConfig(
-      group=config.rollout.group,
-      max_completion_length=config.rollout.max_completion_length,
-      stop_ids=tokenizer.stop_ids,
-      pad_id=tokenizer.pad_id,
-      temperature=config.rollout.temperature,
-      top_k=config.rollout.top_k,
-      top_p=config.rollout.top_p,
-      dtype=config.model.dtype,
-    )
     run = cls(
       config=config,
       workdir=workdir,
@@ -172,7 +156,7 @@ class _Run:
       pipeline=pipeline,
       update=make_update(settings, optimizer, schedule, policy.train_layout, shardings),
       to_sampler=setup.to_sampler(policy, config.model.dtype),
-      sampler=sampler,
+      sampler=setup.sampler_config(config, tokenizer, config.rollout, config.rollout.group),
       state=state,
       ref_params=ref_params,
     )
@@ -201,10 +185,7 @@ class _Run:
     start = self.restore(checkpoints)
     write_atomically(self.workdir / "config.json", to_json(config) + "\n")
     self.policy.tokenizer.save(self.workdir / "tokenizer")
-    verifiers = sorted({r["verifier"] for _, t in self.tasks for r in [t.train[0]]})
-    pool = stack.enter_context(
-      VerifierPool(config.verifier.workers, config.verifier.timeout_s, warm=verifiers)
-    )
+    pool = stack.enter_context(setup.build_pool(config, self.tasks))
     writers = stack.enter_context(
       open_writers(
         self.workdir,
@@ -269,13 +250,18 @@ class _Run:
       writers.samples(rollouts.sample_rows(step, graded, host, batch.problems, texts, log.samples))
     with clock("eval"):
       report = self.evaluate_if_due(pool, step)
-    with clock("save"):
-      self.save_if_due(checkpoints, step, report)
     if report is not None:
       row |= {f"eval/{k}": v for k, v in report["metrics"].items()}
     clock.row["time/step"] = time.perf_counter() - started
-    row |= clock.row | {"tokens_per_s": row["tokens"] / clock.row["time/rollout"]}
+    row |= clock.row | {
+      "tokens_per_s": row["tokens"] / clock.row["time/rollout"],
+      "time/save": self.save_seconds,
+    }
+    # The row comes before the save: a run killed in between repeats the step, and loses no row.
     writers.row(row)
+    with clock("save"):
+      self.save_if_due(checkpoints, step, report)
+    self.save_seconds = clock.row["time/save"]
     return row
 
   # ---------------------------------------------------- what is on cadence

@@ -18,14 +18,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fadejax.arrays import PromptBatch, RewardBatch
 from fadejax.cache import cache_dir
-from fadejax.config import RunConfig, task_configs
+from fadejax.config import EvaluationConfig, RolloutConfig, RunConfig, task_configs
 from fadejax.data import tokenizer as tokenizers
-from fadejax.data.pipeline import HostBatch
+from fadejax.data.pipeline import HostBatch, Pipeline
 from fadejax.data.records import Task, TaskConfig
 from fadejax.data.tasks import TASKS
 from fadejax.policy import hf, model, presets, sharding
+from fadejax.policy.sampler import SamplerConfig
 from fadejax.policy.sharding import Layout
 from fadejax.train.checkpoint import restore_params
+from fadejax.verify import VerifierPool
 
 Tokenizer = tokenizers.Tokenizer
 
@@ -170,6 +172,57 @@ def place_rewards(rewards: RewardBatch, layout: Layout) -> RewardBatch:
   """Rewards, on every host the same, on the devices."""
   put = lambda x: jax.device_put(np.asarray(x), NamedSharding(layout.mesh, PartitionSpec()))  # noqa: E731
   return jax.tree.map(put, rewards)
+
+
+def build_pipeline(
+  config: RunConfig,
+  tasks: list[tuple[TaskConfig, Task]],
+  tokenizer: Tokenizer,
+  *,
+  prompts: int,
+  seed: int,
+) -> Pipeline:
+  """The order of draws, `prompts` a batch over all hosts."""
+  return Pipeline(
+    [task for _, task in tasks],
+    [c.weight for c, _ in tasks],
+    encoder(tokenizer, tasks),
+    prompts_per_batch=prompts,
+    max_prompt_length=config.rollout.max_prompt_length,
+    seed=seed,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+
+
+def build_pool(config: RunConfig, tasks: list[tuple[TaskConfig, Task]]) -> VerifierPool:
+  """The graders, those that the tasks need imported before the first item."""
+  names = {record["verifier"] for _, task in tasks for record in task.eval}
+  for _, task in tasks:
+    size = 1 if task.generated else len(task.train)
+    names |= {task.train[i]["verifier"] for i in range(size)}
+  return VerifierPool(config.verifier.workers, config.verifier.timeout_s, warm=sorted(names))
+
+
+def sampler_config(
+  config: RunConfig,
+  tokenizer: Tokenizer,
+  settings: RolloutConfig | EvaluationConfig,
+  group: int,
+  greedy: bool = False,
+) -> SamplerConfig:
+  """The sampler of the rollout or of an evaluation, by whose settings are given."""
+  return SamplerConfig(
+    group=group,
+    max_completion_length=config.rollout.max_completion_length,
+    stop_ids=tokenizer.stop_ids,
+    pad_id=tokenizer.pad_id,
+    temperature=settings.temperature,
+    top_k=settings.top_k,
+    top_p=settings.top_p,
+    greedy=greedy,
+    dtype=config.model.dtype,
+  )
 
 
 def encoder(
