@@ -13,6 +13,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
 WORKDIR ?= runs/smollm2_arithmetic_demo
+# Test files that run at once.
+WORKERS ?= 2
 # Pass pytest arguments as in `make test TESTS="tests/algorithm -x"`.
 TESTS ?=
 
@@ -47,7 +49,7 @@ demo: $(STAMP)  ## train SmolLM2-135M on arithmetic with FADE (minutes, on a CPU
 	@echo "Report: $(abspath $(WORKDIR))/report.html"
 
 test: lint  ## lint, then the whole test suite
-	$(PY) -m pytest $(TESTS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: $(STAMP)  ## ruff (rules and format) and mypy
 	$(PY) -m ruff check .

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -362,6 +363,12 @@ _AT_LEAST: dict[str, tuple[float, bool]] = {
   "verifier.timeout_s": (0, False),
   "sft.batch": (1, True),
   "sft.steps": (1, True),
+  "sft.learning_rate": (0, True),
+  "sft.warmup_steps": (0, True),
+  "sft.log_every": (1, True),
+  "optimizer.weight_decay": (0, True),
+  "log.samples_every": (0, True),
+  "log.samples": (0, True),
 }
 _AT_MOST: dict[str, float] = {"rollout.top_p": 1, "evaluation.top_p": 1, "loss.clip_low": 1}
 
@@ -384,6 +391,9 @@ def check(run: RunConfig) -> None:
       near = difflib.get_close_matches(str(flat[path]), choices, n=1)
       hint = f"; did you mean {near[0]!r}?" if near else ""
       raise ValueError(f"config.{path}: {flat[path]!r} is not one of {', '.join(choices)}{hint}")
+  for path, field in flat.items():
+    if isinstance(field, float) and not math.isfinite(field):
+      raise ValueError(f"config.{path}: a finite number is wanted, got {field}")
   for path, (lowest, inclusive) in _AT_LEAST.items():
     if flat[path] < lowest or (flat[path] == lowest and not inclusive):
       sign = "at least" if inclusive else "above"

@@ -65,6 +65,8 @@ def test_fields_of_several_types():
     ({"rollout": {"temperature": 0.0}}, r"temperature: must be above 0"),
     ({"rollout": {"top_p": 1.5}}, r"top_p: must be at most 1"),
     ({"rollout": {"group": "8"}}, r"config\.rollout\.group: int is wanted, got '8'"),
+    ({"optimizer": {"learning_rate": float("nan")}}, r"learning_rate: a finite number is wanted"),
+    ({"sft": {"log_every": 0}}, r"sft\.log_every: must be at least 1"),
     ({"steps": 1.5}, r"config\.steps: int is wanted"),
     ({"weight": {"name": "grp"}}, r"did you mean 'grpo'"),
     ({"weight": {"name": "maxpo", "k": 8}}, r"weight \(maxpo\): .*k"),

@@ -290,9 +290,10 @@ def logprobs_and_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Arr
   # device when V is sharded.
   chosen = jax.lax.broadcasted_iota(targets.dtype, logits.shape, targets.ndim) == targets[..., None]
   logprobs = jnp.where(chosen, shifted, 0.0).sum(axis=-1) - jnp.log(total)
-  # log Σe^s - Σ e^s s / Σe^s with s <= 0: both terms are at least 0, nothing cancels.
+  # log Σe^s - Σ e^s s / Σe^s with s <= 0: both terms are at least 0, nothing cancels. The bound is
+  # for a compiled log(1) that is a rounding error below 0.
   moment = jnp.where(exps > 0, exps * shifted, 0.0).sum(axis=-1)
-  entropy = jnp.log(total) - moment / total
+  entropy = jnp.maximum(jnp.log(total) - moment / total, 0.0)
   return logprobs, jax.lax.stop_gradient(entropy)
 
 

@@ -42,9 +42,14 @@ def environment():
   return {**os.environ, "XLA_FLAGS": flags, "JAX_NUMPY_RANK_PROMOTION": "raise", "COLUMNS": "100"}
 
 
-def run(module, *flags, ok=True):
+def run(module, *flags, ok=True, cwd=None):
   done = subprocess.run(
-    command(module, *flags), capture_output=True, text=True, env=environment(), timeout=400
+    command(module, *flags),
+    capture_output=True,
+    text=True,
+    env=environment(),
+    timeout=400,
+    cwd=cwd,
   )
   if ok:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -190,6 +195,33 @@ def test_own_data_with_the_math_verifier(tmp_path, warm_start):
   assert "problems.jsonl" in done.stderr and "Traceback" not in done.stderr
   for line in ("2", "3"):
     assert f"line {line}" in done.stderr or f":{line}" in done.stderr
+
+
+@pytest.mark.e2e
+def test_a_mixture_is_measured_task_by_task(tmp_path, warm_start):
+  config = tmp_path / "mixture.py"
+  config.write_text(
+    "from configs.countdown_tiny import get_config as base\n"
+    "def get_config():\n"
+    "  c = base()\n"
+    "  c.mixture = (\n"
+    "    {'options': {'sizes': (3,), 'label': 'three'}, 'weight': 3.0},\n"
+    "    {'options': {'sizes': (4,), 'label': 'four'}},\n"
+    "  )\n"
+    "  return c\n"
+  )
+  flags = [f"--config={config}" if f.startswith("--config=") else f for f in COUNTDOWN]
+  flags += [f"--workdir={tmp_path / 'run'}", f"--config.init_from={warm_start}"]
+  flags += ["--config.steps=1", "--config.rollout.prompts=16", "--config.rollout.group=2"]
+  run("train", *flags, cwd=ROOT)
+  before, after = read_jsonl(tmp_path / "run" / "metrics.jsonl")[0]
+  assert before["eval/n_problems"] == 32
+  for name in ("three", "four"):
+    assert 0 <= before[f"eval/{name}/pass@1"] <= 1 and f"solve_rate/{name}" in after
+  samples, _ = read_jsonl(tmp_path / "run" / "samples.jsonl")
+  sizes = {"three": 3, "four": 4}
+  for row in samples:
+    assert len(row["prompt"].split("=")[0].split()) == sizes[row["task"]]
 
 
 @pytest.mark.e2e

@@ -112,6 +112,10 @@ def test_one_update_is_the_policy_gradient():
   close(new, by_hand(data, weights, rollout.lengths.sum()))
   assert int(state.step) == 1
   assert metrics["clip_share"] == 0 and metrics["update_skipped"] == 0
+  logprobs, _ = jax.jit(lambda p: steps.completion_logprobs(SETTINGS, p, rollout, ONE))(params())
+  gaps = np.abs(np.asarray(logprobs) + 2.5)[np.arange(C) < np.asarray(rollout.lengths)[..., None]]
+  np.testing.assert_allclose(metrics["logprob_gap_mean"], gaps.mean(), rtol=1e-4)
+  np.testing.assert_allclose(metrics["logprob_gap_max"], gaps.max(), rtol=1e-4)
   assert metrics["alpha"] == 1 and metrics["delta"] == 1
 
 
