@@ -9,6 +9,12 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 
+# What ml_collections raises while it parses: a field that is not there, another type, no file.
+_FLAG_ERRORS = (
+  LookupError, AttributeError, TypeError, ValueError, OSError, SyntaxError, ImportError,
+)  # fmt: skip
+
+
 def define_flags(*, workdir: bool) -> None:
   """Defines --config, --debug and, where asked for, --workdir."""
   config_flags.DEFINE_config_file("config", None, "Config file, configs/NAME.py.")
@@ -31,10 +37,20 @@ def run(name: str, main: Callable[[], None]) -> None:
   def parse(argv: list[str]) -> list[str]:
     try:
       return app.parse_flags_with_usage(argv)
-    except (KeyError, AttributeError, TypeError, ValueError, OSError, SyntaxError) as error:
-      # ml_collections raises while it parses: a field that is not there, another type, no file.
-      text = str(error.args[0] if error.args else error).replace("\\", "")
-      sys.exit(f"fadejax.{name}: --config: {text}")
+    except (
+      KeyError,
+      AttributeError,
+      TypeError,
+      ValueError,
+      OSError,
+      SyntaxError,
+      ImportError,
+    ) as error:
+        cause: object = error
+      while isinstance(cause, Exception) and cause.args and not isinstance(cause, OSError):
+        cause = cause.args[0]
+      where = f" ({error})" if isinstance(error, SyntaxError) else ""
+      sys.exit(f"fadejax.{name}: --config: {cause}{where}")
 
   def guarded(argv: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes

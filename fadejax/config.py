@@ -443,7 +443,9 @@ def _check_together(run: RunConfig) -> None:
       "config.fade (for fixed ones use weight.name = 'power_asym')"
     )
   _check_weight(run)
-  task_configs(run)
+  for task in task_configs(run):
+    if task.name not in TASKS:
+      raise ValueError(f"config.mixture: task {task.name!r} is not one of {', '.join(TASKS)}")
 
 
 def _check_weight(run: RunConfig) -> None:

@@ -51,6 +51,7 @@ def run_evaluation(config: RunConfig, checkpoint: str, step: int | None) -> dict
   tasks = setup.build_tasks(config)
   policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
   if checkpoint:
+    setup.check_run(Path(checkpoint), policy.arch)
     like = policy.abstract_params(policy.train_layout)
     params = restore_params(Path(checkpoint) / "checkpoints", like, step)
   else:

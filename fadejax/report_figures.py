@@ -153,7 +153,7 @@ PANELS = (
   Panel("Loss and KL", "", (("loss", "loss"), ("kl", "KL")), "The loss's level means little."),
   Panel("Throughput", "tokens per second", (("tokens_per_s", "generated"),), ""),
 )
-MAIN_CURVES = ("Evaluation", "Entropy against its target", "FADE's α and δ", "Masses")
+MAIN_CURVES = ("Solve rate in training", "Entropy against its target", "FADE's α and δ", "Masses")
 
 
 def _curves(run: Run, panel: Panel) -> list[tuple[str, str]]:

@@ -99,6 +99,7 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
     raise ValueError(f"config.task: {', '.join(missing)} has no demonstrations to learn from")
   check_workdir(config, workdir)
   policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
+  setup.check_run(workdir, policy.arch, command="sft")
   s, r = config.sft, config.rollout
   layout = sharding.make_layout(policy.mesh, sharding.TRAIN_RULES, s.batch, 1)
   # Another seed, so that RL does not meet the same problems in the same order.
@@ -125,6 +126,7 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
     print(f"resuming {workdir} from step {start}")
   write_atomically(workdir / "config.json", to_json(config) + "\n")
   policy.tokenizer.save(workdir / "tokenizer")
+  setup.write_run(workdir, policy.arch, command="sft")
   print(f"sft: {s.steps} updates of {s.batch} demonstrations, policy from {source}", flush=True)
   with open_writers(workdir, {"run": to_json(config)}, start) as writers:
     for step in range((start or 0) + 1, s.steps + 1):

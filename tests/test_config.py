@@ -82,6 +82,7 @@ def test_fields_of_several_types():
     ({"rollout": {"prompts": 7}, "loss": {"microbatches": 2}}, r"product may be 1, 7"),
     ({"model": {"path": "a", "preset": "tiny"}}, r"set path or preset, not both"),
     ({"mixture": ({"nam": "arithmetic"},)}, r"config\.mixture\[0\]\.nam: no such field"),
+    ({"mixture": ({"name": "arithmetics"},)}, r"task 'arithmetics' is not one of arithmetic"),
     ({"rollout": 3}, r"config\.rollout: a section of fields is wanted"),
   ],
 )

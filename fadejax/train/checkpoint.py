@@ -6,7 +6,10 @@ its newest complete one. The label is the number of updates done.
 
 from __future__ import annotations
 
+import math
 import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ class Checkpoints:
     keep = [checkpoint_managers.LatestN(config.keep)]
     if config.keep_best:
       best = checkpoint_managers.BestN(
-        get_metric_fn=lambda metrics: metrics[self._metric],
+        get_metric_fn=self._score,
         n=config.keep_best,
         keep_checkpoints_without_metrics=False,
       )
@@ -34,12 +37,16 @@ class Checkpoints:
       Path(directory).resolve(),
       options=ocp.CheckpointManagerOptions(
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(keep),
-        best_fn=lambda metrics: metrics[self._metric],
+        best_fn=self._score,
         enable_async_checkpointing=True,
         step_prefix="step",
       ),
       item_names=("state", "meta"),
     )
+
+  def _score(self, metrics: Mapping[str, float]) -> float:
+    # A run may be resumed with another best_metric: what did not measure it is never the best.
+    return metrics.get(self._metric, -math.inf)
 
   def save(
     self, step: int, state: Any, meta: dict[str, Any], metrics: dict[str, float] | None
@@ -55,6 +62,14 @@ class Checkpoints:
   def latest(self) -> int | None:
     """Step of the newest complete checkpoint."""
     return self._manager.latest_step()
+
+  def set_aside(self, step: int) -> Path:
+    """Renames a checkpoint that cannot be read, so that its step can be saved again."""
+    folder = Path(self._manager.directory) / f"step_{step}"
+    aside = folder.with_name(f"damaged-{folder.name}-{time.time_ns()}")
+    folder.rename(aside)
+    self._manager.reload()
+    return aside
 
   def best(self) -> int | None:
     """Step of the checkpoint with the best evaluation; the newest where none was evaluated."""

@@ -125,6 +125,7 @@ class _Run:
     tokenizer = setup.build_tokenizer(config, tasks)
     policy = setup.build_policy(config, tokenizer)
     check_workdir(config, workdir)
+    setup.check_run(workdir, policy.arch, command="train")
     params, source = setup.initial_params(config, policy)
     pipeline = setup.build_pipeline(
       config, tasks, tokenizer, prompts=config.rollout.prompts, seed=config.seed
@@ -185,6 +186,7 @@ class _Run:
     start = self.restore(checkpoints)
     write_atomically(self.workdir / "config.json", to_json(config) + "\n")
     self.policy.tokenizer.save(self.workdir / "tokenizer")
+    setup.write_run(self.workdir, self.policy.arch, command="train")
     pool = stack.enter_context(setup.build_pool(config, self.tasks))
     writers = stack.enter_context(
       open_writers(
@@ -302,10 +304,20 @@ class _Run:
 
   def restore(self, checkpoints: Checkpoints) -> int | None:
     """Takes up the newest complete checkpoint; returns its step, or None."""
-    step = checkpoints.latest()
-    if step is None:
+    while (step := checkpoints.latest()) is not None:
+      try:
+        self.state, meta = checkpoints.restore(step, self.state)
+        break
+      except (ValueError, KeyError, OSError) as error:
+        aside = checkpoints.set_aside(step)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        print(
+          f"WARNING: checkpoint {step} of {self.workdir} cannot be read ({reason}); it was renamed "
+          f"to {aside.name}, and the one before it is tried",
+          flush=True,
+        )
+    else:
       return None
-    self.state, meta = checkpoints.restore(step, self.state)
     if int(self.state.step) != step:
       raise ValueError(f"checkpoint {step} in {self.workdir} holds step {int(self.state.step)}")
     self.draws, self.skipped = meta["draws"], meta["skipped"]

@@ -27,6 +27,7 @@ from fadejax.policy import hf, model, presets, sharding
 from fadejax.policy.sampler import SamplerConfig
 from fadejax.policy.sharding import Layout
 from fadejax.train.checkpoint import restore_params
+from fadejax.train.metrics import write_atomically
 from fadejax.verify import VerifierPool
 
 Tokenizer = tokenizers.Tokenizer
@@ -133,6 +134,7 @@ def initial_params(config: RunConfig, policy: Policy) -> tuple[model.Params, str
   shardings = policy.param_shardings(policy.train_layout)
   source = config.init_from or config.model.path
   if workdir_of(source):
+    check_run(Path(source), policy.arch)
     like = policy.abstract_params(policy.train_layout)
     return restore_params(Path(source) / "checkpoints", like), f"run {source}"
   if source:
@@ -146,6 +148,39 @@ def initial_params(config: RunConfig, policy: Policy) -> tuple[model.Params, str
     return hf.load_params(source, policy.arch, put), f"Hugging Face directory {source}"
   init = jax.jit(functools.partial(model.init_params, policy.arch), out_shardings=shardings)
   return init(jax.random.key(config.seed)), f"random, seed {config.seed}"
+
+
+RUN_FILE = "run.json"
+
+
+def write_run(workdir: Path, arch: model.Architecture, *, command: str) -> None:
+  """Notes in the workdir which command and architecture it belongs to."""
+  text = json.dumps({"command": command, "architecture": dataclasses.asdict(arch)}, indent=2)
+  write_atomically(workdir / RUN_FILE, text + "\n")
+
+
+def check_run(workdir: Path, arch: model.Architecture, *, command: str = "") -> None:
+  """Raises ValueError where a workdir is another command's, or of another architecture.
+
+  Shapes alone would not tell: another rope_theta has the same.
+  """
+  path = workdir / RUN_FILE
+  if not path.exists():
+    return
+  there = json.loads(path.read_text())
+  if command and there["command"] != command:
+    raise ValueError(
+      f"{workdir} is the workdir of a run of fadejax.{there['command']}: take another --workdir "
+      f"(and --config.init_from={workdir} to start from its parameters)"
+    )
+  now = dataclasses.asdict(arch)
+  differ = [
+    f"  {name}: {there['architecture'].get(name)} there, {now[name]} in config.model"
+    for name in now
+    if there["architecture"].get(name) != now[name]
+  ]
+  if differ:
+    raise ValueError(f"{workdir} holds another architecture:\n" + "\n".join(differ))
 
 
 def to_sampler(policy: Policy, dtype: str) -> Callable[[model.Params], model.Params]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,8 +107,11 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path, warm_start):
     time.sleep(0.005)
   process.send_signal(signal.SIGKILL)
   assert process.wait() == -signal.SIGKILL
+  # The newest checkpoint is damaged as well: the one before it is taken.
+  newest = max((killed / "checkpoints").glob("step_*[0-9]"), key=lambda p: int(p.name[5:]))
+  shutil.rmtree(newest / "state")
   done = run("train", *training(killed, warm_start))
-  assert "resuming" in done.stdout
+  assert "resuming" in done.stdout and "cannot be read" in done.stdout
 
   for name in ("metrics.jsonl", "samples.jsonl"):
     a, b = (read_jsonl(d / name)[0] for d in (whole, killed))
@@ -245,6 +249,20 @@ def test_plan_only_profile_and_mistakes(tmp_path, warm_start):
     done = run("train", *training(tmp_path / "m", warm_start), *flags, ok=False)
     assert done.returncode != 0 and message in done.stderr, (flags, done.stderr[-500:])
     assert "Traceback" not in done.stderr
-  # The workdir of one run is not another's.
+  # The workdir of one run is not another's, nor another command's.
+  done = run("train", *training(warm_start, warm_start), ok=False)
+  assert done.returncode == 1 and "is the workdir of a run of fadejax.sft" in done.stderr
+  other = tmp_path / "other.py"
+  other.write_text(
+    "from configs.countdown_tiny import get_config as base\n"
+    "def get_config():\n"
+    "  c = base()\n"
+    "  c.model.overrides = {'rope_theta': 50.0}\n"
+    "  return c\n"
+  )
+  flags = [f"--config={other}" if f.startswith("--config=") else f for f in COUNTDOWN]
+  flags += [f"--workdir={tmp_path / 'o'}", f"--config.init_from={warm_start}"]
+  done = run("train", *flags, ok=False, cwd=ROOT)
+  assert "rope_theta: 10000.0 there, 50.0 in config.model" in done.stderr
   done = run("train", *training(tmp_path / "p", warm_start, "--config.seed=3"), ok=False)
   assert done.returncode == 1 and "seed: 0 there, 3 now" in done.stderr
