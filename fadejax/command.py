@@ -37,16 +37,8 @@ def run(name: str, main: Callable[[], None]) -> None:
   def parse(argv: list[str]) -> list[str]:
     try:
       return app.parse_flags_with_usage(argv)
-    except (
-      KeyError,
-      AttributeError,
-      TypeError,
-      ValueError,
-      OSError,
-      SyntaxError,
-      ImportError,
-    ) as error:
-        cause: object = error
+    except _FLAG_ERRORS as error:
+      cause: object = error
       while isinstance(cause, Exception) and cause.args and not isinstance(cause, OSError):
         cause = cause.args[0]
       where = f" ({error})" if isinstance(error, SyntaxError) else ""
