@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from absl import app, flags, logging
 from ml_collections import config_flags
-
 
 # What ml_collections raises while it parses: a field that is not there, another type, no file.
 _FLAG_ERRORS = (
@@ -23,6 +23,18 @@ def define_flags(*, workdir: bool) -> None:
   if workdir:
     flags.DEFINE_string("workdir", None, "Where the run is written, or resumed from.")
     flags.mark_flag_as_required("workdir")
+
+
+def workdir() -> Path:
+  """The --workdir.
+
+  Raises:
+    ValueError: it is a URL; runs are written to local paths.
+  """
+  text = flags.FLAGS.workdir
+  if "://" in text:
+    raise ValueError(f"--workdir={text}: only a local path is supported")
+  return Path(text)
 
 
 def run(name: str, main: Callable[[], None]) -> None:
@@ -41,8 +53,9 @@ def run(name: str, main: Callable[[], None]) -> None:
       cause: object = error
       while isinstance(cause, Exception) and cause.args and not isinstance(cause, OSError):
         cause = cause.args[0]
+      unknown = "no such field: " if isinstance(error, (KeyError, AttributeError)) else ""
       where = f" ({error})" if isinstance(error, SyntaxError) else ""
-      sys.exit(f"fadejax.{name}: --config: {cause}{where}")
+      sys.exit(f"fadejax.{name}: --config: {unknown}{cause}{where}")
 
   def guarded(argv: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes

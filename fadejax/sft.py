@@ -154,7 +154,7 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
 
 def main() -> None:
   """Resolves the config, trains, prints the evaluation."""
-  metrics = run_sft(resolve(flags.FLAGS.config), Path(flags.FLAGS.workdir))
+  metrics = run_sft(resolve(flags.FLAGS.config), command.workdir())
   print("  ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
   print(f"start RL from it with --config.init_from={flags.FLAGS.workdir}")
 

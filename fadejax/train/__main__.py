@@ -6,8 +6,6 @@ that holds an earlier part of the same run is resumed from its newest checkpoint
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from absl import flags
 
 from fadejax import command
@@ -30,7 +28,7 @@ def _profile(text: str) -> tuple[int, int] | None:
 def main() -> None:
   """Resolves the config, trains, prints the table and writes the report."""
   values = flags.FLAGS
-  workdir = Path(values.workdir)
+  workdir = command.workdir()
   outcome = train(
     resolve(values.config),
     workdir,
