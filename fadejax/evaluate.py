@@ -24,6 +24,7 @@ from fadejax.train import setup
 from fadejax.train.checkpoint import restore_params
 from fadejax.train.evaluation import evaluate
 from fadejax.train.metrics import write_atomically
+from fadejax.train.workdir import check_architecture
 
 
 def with_intervals(report: dict[str, Any], ks: tuple[int, ...]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def run_evaluation(config: RunConfig, checkpoint: str, step: int | None) -> dict
   tasks = setup.build_tasks(config)
   policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
   if checkpoint:
-    setup.check_run(Path(checkpoint), policy.arch)
+    check_architecture(Path(checkpoint), policy.arch)
     like = policy.abstract_params(policy.train_layout)
     params = restore_params(Path(checkpoint) / "checkpoints", like, step)
   else:

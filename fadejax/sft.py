@@ -22,12 +22,12 @@ from fadejax import command
 from fadejax.algorithm import losses
 from fadejax.arrays import PromptBatch, RolloutBatch
 from fadejax.config import RolloutConfig, RunConfig, resolve, to_json
-from fadejax.policy import sharding
+from fadejax.policy import model, sharding
 from fadejax.train import setup
+from fadejax.train import workdir as workdirs
 from fadejax.train.checkpoint import Checkpoints
 from fadejax.train.evaluation import evaluate
-from fadejax.train.loop import check_workdir
-from fadejax.train.metrics import open_writers, write_atomically
+from fadejax.train.metrics import open_writers
 from fadejax.train.optim import make_optimizer, make_schedule
 from fadejax.train.step import UpdateSettings, completion_logprobs
 
@@ -36,6 +36,7 @@ def make_sft_update(
   settings: UpdateSettings,
   optimizer: optax.GradientTransformation,
   layout: sharding.Layout,
+  state_shardings: Any,
 ) -> Callable[[Any, RolloutBatch], tuple[Any, dict[str, jax.Array]]]:
   """The jitted supervised update; the state {"params", "opt_state", "step"} is donated."""
 
@@ -51,7 +52,7 @@ def make_sft_update(
     metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradient)}
     return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}, metrics
 
-  return jax.jit(update, donate_argnums=0)
+  return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings, None))
 
 
 def demonstrations(
@@ -97,9 +98,8 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
   missing = [task.name for _, task in tasks if task.demonstrations is None]
   if missing:
     raise ValueError(f"config.task: {', '.join(missing)} has no demonstrations to learn from")
-  check_workdir(config, workdir)
   policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
-  setup.check_run(workdir, policy.arch, command="sft")
+  workdirs.check(workdir, config, policy.arch, "sft")
   s, r = config.sft, config.rollout
   layout = sharding.make_layout(policy.mesh, sharding.TRAIN_RULES, s.batch, 1)
   # Another seed, so that RL does not meet the same problems in the same order.
@@ -112,21 +112,22 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
     policy.arch, config.model, RolloutConfig(), config.weight, config.fade, config.loss, s.steps
   )
   params, source = setup.initial_params(config, policy)
-  state = {
-    "params": params,
-    "opt_state": jax.jit(optimizer.init)(params),
-    "step": jnp.zeros((), jnp.int32),
-  }
-  update = make_sft_update(settings, optimizer, layout)
+
+  def make_state(params: model.Params) -> dict[str, Any]:
+    step = jnp.zeros((), jnp.int32)
+    return {"params": params, "opt_state": optimizer.init(params), "step": step}
+
+  shardings = setup.state_shardings(policy, make_state, params)
+  state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
+  update = make_sft_update(settings, optimizer, layout, shardings)
   workdir.mkdir(parents=True, exist_ok=True)
   checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
   start = checkpoints.latest()
   if start is not None:
     state, _ = checkpoints.restore(start, state)
     print(f"resuming {workdir} from step {start}")
-  write_atomically(workdir / "config.json", to_json(config) + "\n")
+  workdirs.note(workdir, config, policy.arch, "sft")
   policy.tokenizer.save(workdir / "tokenizer")
-  setup.write_run(workdir, policy.arch, command="sft")
   print(f"sft: {s.steps} updates of {s.batch} demonstrations, policy from {source}", flush=True)
   with open_writers(workdir, {"run": to_json(config)}, start) as writers:
     for step in range((start or 0) + 1, s.steps + 1):

@@ -24,12 +24,13 @@ import jax
 import numpy as np
 
 from fadejax.algorithm import fade
-from fadejax.config import RunConfig, resolve, to_json
+from fadejax.config import RunConfig, to_json
 from fadejax.data.pipeline import Pipeline
 from fadejax.policy import model
 from fadejax.policy.sampler import SamplerConfig, sample
 from fadejax.train import plan, setup
 from fadejax.train import rollout as rollouts
+from fadejax.train import workdir as workdirs
 from fadejax.train.checkpoint import Checkpoints, restore_params
 from fadejax.train.evaluation import evaluate
 from fadejax.train.metrics import Writers, open_writers, write_atomically
@@ -37,12 +38,6 @@ from fadejax.train.optim import make_optimizer, make_schedule
 from fadejax.train.progress import Progress
 from fadejax.train.step import TrainState, UpdateSettings, init_state, make_update
 from fadejax.verify import VerifierPool
-
-# Sections that a resumed run may change; anything else would make it another run.
-MAY_CHANGE = (
-  "steps", "mesh", "evaluation", "checkpoint", "log", "verifier", "compilation_cache",
-  "max_skipped_updates",
-)  # fmt: skip
 
 
 class RunStopped(RuntimeError):
@@ -124,8 +119,7 @@ class _Run:
     tasks = setup.build_tasks(config)
     tokenizer = setup.build_tokenizer(config, tasks)
     policy = setup.build_policy(config, tokenizer)
-    check_workdir(config, workdir)
-    setup.check_run(workdir, policy.arch, command="train")
+    workdirs.check(workdir, config, policy.arch, "train")
     params, source = setup.initial_params(config, policy)
     pipeline = setup.build_pipeline(
       config, tasks, tokenizer, prompts=config.rollout.prompts, seed=config.seed
@@ -147,7 +141,7 @@ class _Run:
     )  # fmt: skip
     ref_params = jax.tree.map(lambda x: x.copy(), params) if config.loss.kl_coefficient else None
     make_state = functools.partial(init_state, optimizer=optimizer, config=config.fade)
-    shardings = _state_shardings(policy, make_state, params)
+    shardings = setup.state_shardings(policy, make_state, params)
     state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
     run = cls(
       config=config,
@@ -184,9 +178,8 @@ class _Run:
     checkpoints = Checkpoints(self.workdir / "checkpoints", config.checkpoint)
     stack.callback(checkpoints.close)
     start = self.restore(checkpoints)
-    write_atomically(self.workdir / "config.json", to_json(config) + "\n")
+    workdirs.note(self.workdir, config, self.policy.arch, "train")
     self.policy.tokenizer.save(self.workdir / "tokenizer")
-    setup.write_run(self.workdir, self.policy.arch, command="train")
     pool = stack.enter_context(setup.build_pool(config, self.tasks))
     writers = stack.enter_context(
       open_writers(
@@ -198,9 +191,9 @@ class _Run:
         wandb_project=config.log.wandb_project,
       )
     )
-    if start is not None and any(writers.dropped.values()):
-      print(f"lines after step {start} cut away: {writers.dropped}", flush=True)
-    if writers.last_step < 0:
+    if any(writers.dropped.values()):
+      print(f"lines after step {start or 0} cut away: {writers.dropped}", flush=True)
+    if start is None:
       self.evaluate_and_write(pool, writers, 0, {})
     first = int(self.state.step)
     bar = stack.enter_context(Progress(config.steps, first)) if config.log.progress else None
@@ -350,40 +343,6 @@ class _Run:
 
 
 # --------------------------------------------------------------- small pieces
-
-
-def _state_shardings(policy: setup.Policy, make_state: Any, params: model.Params) -> TrainState:
-  """Shardings of a TrainState: the optimizer's moments lie where their parameters do."""
-  abstract = jax.eval_shape(make_state, params)
-  own = policy.param_shardings(policy.train_layout)
-  whole = policy.train_layout.sharding((), ())
-  structure: Any = jax.tree.structure(params)
-
-  def like_params(tree: Any) -> bool:
-    return bool(structure == jax.tree.structure(tree))
-
-  return jax.tree.map(
-    lambda tree: own if like_params(tree) else whole, abstract, is_leaf=like_params
-  )
-
-
-def check_workdir(config: RunConfig, workdir: Path) -> None:
-  """Refuses a workdir that holds another run."""
-  path = workdir / "config.json"
-  if not path.exists() or not (workdir / "checkpoints").exists():
-    return
-  earlier = dataclasses.asdict(resolve(json.loads(path.read_text())))
-  now = dataclasses.asdict(config)
-  changed = [
-    f"  {key}: {earlier[key]!r} there, {now[key]!r} now"
-    for key in now
-    if key not in MAY_CHANGE and earlier[key] != now[key]
-  ]
-  if changed:
-    raise ValueError(
-      f"{workdir} holds a run with another config:\n" + "\n".join(changed) + "\n"
-      "Take another --workdir, or set these fields back to resume it."
-    )
 
 
 def _stop_if_ungraded(graded: rollouts.Graded, step: int) -> None:

@@ -27,7 +27,7 @@ from fadejax.policy import hf, model, presets, sharding
 from fadejax.policy.sampler import SamplerConfig
 from fadejax.policy.sharding import Layout
 from fadejax.train.checkpoint import restore_params
-from fadejax.train.metrics import write_atomically
+from fadejax.train.workdir import check_architecture
 from fadejax.verify import VerifierPool
 
 Tokenizer = tokenizers.Tokenizer
@@ -120,6 +120,9 @@ def build_policy(config: RunConfig, tokenizer: Tokenizer) -> Policy:
   mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
   prompts, group = config.rollout.prompts, config.rollout.group
   passes = config.loss.minibatches * config.loss.microbatches
+  for completions in [config.evaluation.samples] * (config.evaluation.samples > 0) + [1]:
+    # An error now, not after the last step.
+    sharding.make_layout(mesh, sharding.SAMPLE_RULES, config.evaluation.batch, completions)
   return Policy(
     arch,
     tokenizer,
@@ -134,7 +137,7 @@ def initial_params(config: RunConfig, policy: Policy) -> tuple[model.Params, str
   shardings = policy.param_shardings(policy.train_layout)
   source = config.init_from or config.model.path
   if workdir_of(source):
-    check_run(Path(source), policy.arch)
+    check_architecture(Path(source), policy.arch)
     like = policy.abstract_params(policy.train_layout)
     return restore_params(Path(source) / "checkpoints", like), f"run {source}"
   if source:
@@ -150,37 +153,22 @@ def initial_params(config: RunConfig, policy: Policy) -> tuple[model.Params, str
   return init(jax.random.key(config.seed)), f"random, seed {config.seed}"
 
 
-RUN_FILE = "run.json"
+def state_shardings(
+  policy: Policy, make_state: Callable[[model.Params], Any], params: model.Params
+) -> Any:
+  """Shardings of `make_state(params)`: an optimizer's moments lie where their parameters do."""
+  own = policy.param_shardings(policy.train_layout)
+  whole = policy.train_layout.sharding((), ())
+  structure: Any = jax.tree.structure(params)
 
+  def like_params(tree: Any) -> bool:
+    return bool(structure == jax.tree.structure(tree))
 
-def write_run(workdir: Path, arch: model.Architecture, *, command: str) -> None:
-  """Notes in the workdir which command and architecture it belongs to."""
-  text = json.dumps({"command": command, "architecture": dataclasses.asdict(arch)}, indent=2)
-  write_atomically(workdir / RUN_FILE, text + "\n")
-
-
-def check_run(workdir: Path, arch: model.Architecture, *, command: str = "") -> None:
-  """Raises ValueError where a workdir is another command's, or of another architecture.
-
-  Shapes alone would not tell: another rope_theta has the same.
-  """
-  path = workdir / RUN_FILE
-  if not path.exists():
-    return
-  there = json.loads(path.read_text())
-  if command and there["command"] != command:
-    raise ValueError(
-      f"{workdir} is the workdir of a run of fadejax.{there['command']}: take another --workdir "
-      f"(and --config.init_from={workdir} to start from its parameters)"
-    )
-  now = dataclasses.asdict(arch)
-  differ = [
-    f"  {name}: {there['architecture'].get(name)} there, {now[name]} in config.model"
-    for name in now
-    if there["architecture"].get(name) != now[name]
-  ]
-  if differ:
-    raise ValueError(f"{workdir} holds another architecture:\n" + "\n".join(differ))
+  return jax.tree.map(
+    lambda tree: own if like_params(tree) else whole,
+    jax.eval_shape(make_state, params),
+    is_leaf=like_params,
+  )
 
 
 def to_sampler(policy: Policy, dtype: str) -> Callable[[model.Params], model.Params]:

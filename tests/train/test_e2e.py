@@ -252,6 +252,8 @@ def test_plan_only_profile_and_mistakes(tmp_path, warm_start):
   # The workdir of one run is not another's, nor another command's.
   done = run("train", *training(warm_start, warm_start), ok=False)
   assert done.returncode == 1 and "is the workdir of a run of fadejax.sft" in done.stderr
+  done = run("train", *training(tmp_path / "p" / "export", warm_start), ok=False)
+  assert done.returncode == 1 and "is not a run's" in done.stderr
   other = tmp_path / "other.py"
   other.write_text(
     "from configs.countdown_tiny import get_config as base\n"

@@ -1,0 +1,102 @@
+"""Whose a workdir is: refuses to write one run over another, and says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from fadejax.config import RunConfig, resolve, to_json
+from fadejax.policy.model import Architecture
+from fadejax.train.metrics import METRICS_FILE, read_jsonl, write_atomically
+
+CONFIG_FILE = "config.json"
+RUN_FILE = "run.json"  # which command made it, and the architecture
+
+# Sections that a resumed run may change; anything else would make it another run.
+MAY_CHANGE = (
+  "steps", "mesh", "evaluation", "checkpoint", "log", "verifier", "compilation_cache",
+  "max_skipped_updates",
+)  # fmt: skip
+
+
+def note(workdir: Path, config: RunConfig, arch: Architecture, command: str) -> None:
+  """Writes config.json and run.json; `check` reads them when the command comes again."""
+  write_atomically(workdir / CONFIG_FILE, to_json(config) + "\n")
+  text = json.dumps({"command": command, "architecture": dataclasses.asdict(arch)}, indent=2)
+  write_atomically(workdir / RUN_FILE, text + "\n")
+
+
+def check(workdir: Path, config: RunConfig, arch: Architecture, command: str) -> None:
+  """Refuses a workdir that holds something else than an earlier part of this run.
+
+  Raises:
+    ValueError: it is another command's, holds another architecture or config, or is no
+      workdir at all (a config.json, such as a Hugging Face model's, without run.json).
+  """
+  if not (workdir / CONFIG_FILE).exists():
+    return
+  if not (workdir / RUN_FILE).exists():
+    raise ValueError(
+      f"{workdir / CONFIG_FILE} is not a run's: {workdir} would be written over. Take another "
+      "--workdir."
+    )
+  there = _read(workdir / RUN_FILE)["command"]
+  if there != command:
+    raise ValueError(
+      f"{workdir} is the workdir of a run of fadejax.{there}: take another --workdir (and "
+      f"--config.init_from={workdir} to start from its parameters)"
+    )
+  if not _begun(workdir):
+    return
+  check_architecture(workdir, arch)
+  path = workdir / CONFIG_FILE
+  try:
+    earlier = dataclasses.asdict(resolve(_read(path)))
+  except ValueError as error:
+    raise ValueError(f"{path}, which the run began with, does not resolve: {error}") from error
+  now = dataclasses.asdict(config)
+  changed = [
+    f"  {key}: {earlier[key]!r} there, {now[key]!r} now"
+    for key in now
+    if key not in MAY_CHANGE and earlier[key] != now[key]
+  ]
+  if changed:
+    raise ValueError(
+      f"{workdir} holds a run with another config:\n" + "\n".join(changed) + "\n"
+      "Take another --workdir, or set these fields back to resume it."
+    )
+
+
+def check_architecture(workdir: Path, arch: Architecture) -> None:
+  """Raises ValueError where a run's parameters are of another architecture.
+
+  Shapes alone would not tell: another rope_theta has the same.
+  """
+  path = workdir / RUN_FILE
+  if not path.exists():
+    return
+  there, now = _read(path)["architecture"], dataclasses.asdict(arch)
+  differ = [
+    f"  {name}: {there.get(name)} there, {now[name]} in config.model"
+    for name in now
+    if there.get(name) != now[name]
+  ]
+  if differ:
+    raise ValueError(f"{workdir} holds another architecture:\n" + "\n".join(differ))
+
+
+def _begun(workdir: Path) -> bool:
+  """Whether there is anything to lose: a checkpoint, or a row of a step."""
+  if any((workdir / "checkpoints").glob("step_*")):
+    return True
+  rows, _ = read_jsonl(workdir / METRICS_FILE)
+  return bool(rows) and rows[-1]["step"] > 0
+
+
+def _read(path: Path) -> dict:
+  """A JSON object; ValueError names a file that is damaged."""
+  try:
+    return json.loads(path.read_text())
+  except ValueError as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
