@@ -3,6 +3,9 @@
 Command:   python -m fadejax.sft --config=configs/countdown_tiny.py --workdir=runs/countdown-sft
            python -m fadejax.train --config=configs/countdown_tiny.py --workdir=runs/countdown \\
              --config.init_from=runs/countdown-sft
+Hardware:  2 CPU cores.
+Measured, one seed, on 64 unseen problems × 64 samples, pass@1/8/64:
+           after 1000 supervised steps 0.128/0.475/0.812, after 100 RL steps 0.177/0.457/0.641
 """
 
 from fadejax.config import default_config

@@ -3,6 +3,12 @@
 Command:   make demo
            python -m fadejax.convert
            python -m fadejax.train --config=configs/smollm2_arithmetic_demo.py --workdir=runs/demo
+Hardware:  2 CPU cores, about 6 GB of memory.
+Time:      TIME_LINE
+Expected, over seeds 0, 1, 2, on 64 sums that training never draws (8 samples each):
+           before  pass@1 0.033, pass@8 0.203, greedy 0.188, entropy 2.05 nats
+           after   pass@1 0.572 / 0.549 / 0.586, pass@8 0.797 / 0.734 / 0.797,
+                   greedy 0.594 / 0.609 / 0.625, entropy 0.21 / 0.24 / 0.15 nats
 """
 
 from fadejax.cache import SMOLLM2, cache_dir

@@ -63,6 +63,9 @@ def run(name: str, main: Callable[[], None]) -> None:
       raise app.UsageError(f"unknown arguments {argv[1:]}: fields are set as --config.field=value")
     try:
       main()
+    except KeyboardInterrupt:
+      print(f"fadejax.{name}: stopped; the same command goes on from the newest checkpoint")
+      sys.exit(130)
     except (ValueError, OSError, RuntimeError) as error:
       if flags.FLAGS.debug:
         raise
