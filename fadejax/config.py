@@ -454,11 +454,17 @@ def _check_weight(run: RunConfig) -> None:
   if run.weight.name == "codapo":
     settings["confidence"] = 1.0  # the update gives it
   elif run.weight.name == "fade":
-    return
+    settings = {"alpha": 1.0, "delta": 1.0}  # the schedule gives them
+  outcomes = np.array([[0.0], [1.0]]) * np.ones((2, run.rollout.group))
   try:
-    WEIGHTS[run.weight.name](np.zeros((1, run.rollout.group)), **settings)
+    weights = WEIGHTS[run.weight.name](outcomes, **settings)
   except (TypeError, ValueError) as error:
     raise ValueError(f"config.weight ({run.weight.name}): {error}") from error
+  if run.rollout.group == 1 and not np.any(weights):
+    raise ValueError(
+      f"config.rollout.group: 1 trains nothing, since {run.weight.name} compares the completions "
+      "of a group; take at least 2"
+    )
 
 
 def task_configs(run: RunConfig) -> list[TaskConfig]:

@@ -68,7 +68,7 @@ def _settings(values: Any) -> RunConfig:
   config = resolve(values.config)
   if values.model:
     config = dataclasses.replace(
-      config, model=dataclasses.replace(config.model, path=values.model, preset="")
+      config, model=dataclasses.replace(config.model, path=values.model, preset=""), init_from=""
     )
   task = config.task
   if values.task.endswith((".jsonl", ".parquet")):

@@ -104,8 +104,9 @@ def _summary(run: Run) -> dict[str, Any]:
   speeds = run.series("tokens_per_s")[1]
   solve_rates = run.series("solve_rate")[1]
   tenth = max(1, len(solve_rates) // 10)
+  count = max(1, len(updates))  # a run may hold only the evaluation before its first step
   phases = {
-    phase: statistics.mean(row.get(f"time/{phase}") or 0.0 for row in updates) for phase in PHASES
+    phase: sum(row.get(f"time/{phase}") or 0.0 for row in updates) / count for phase in PHASES
   }
   return {
     "name": run.name,
@@ -230,7 +231,7 @@ def main(argv: list[str]) -> None:
     print(write_report(argv[1:], flags.FLAGS.out))
     if flags.FLAGS.png:
       print(write_picture(argv[1:], flags.FLAGS.png))
-  except ValueError as error:
+  except (ValueError, OSError) as error:
     sys.exit(f"fadejax.report: {error}")
 
 

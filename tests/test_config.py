@@ -83,6 +83,7 @@ def test_fields_of_several_types():
     ({"model": {"path": "a", "preset": "tiny"}}, r"set path or preset, not both"),
     ({"mixture": ({"nam": "arithmetic"},)}, r"config\.mixture\[0\]\.nam: no such field"),
     ({"mixture": ({"name": "arithmetics"},)}, r"task 'arithmetics' is not one of arithmetic"),
+    ({"rollout": {"group": 1}}, r"group: 1 trains nothing, since fade compares"),
     ({"rollout": 3}, r"config\.rollout: a section of fields is wanted"),
   ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy, which safetensors needs)
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fadejax.policy.model import Architecture, Params, abstract_params
@@ -70,6 +70,13 @@ def read_architecture(directory: str | Path) -> Architecture:
     raise ValueError(f"{path}: use_sliding_window is not supported")
   if config.get("attention_bias") and kind != "qwen2":
     raise ValueError(f"{path}: attention_bias is not supported for {kind}")
+  needed = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "rms_norm_eps",
+  )  # fmt: skip
+  missing = [name for name in needed if name not in config]
+  if missing:
+    raise ValueError(f"{path} lacks {', '.join(missing)}")
   heads = config["num_attention_heads"]
   return Architecture(
     vocab_size=config["vocab_size"],
@@ -122,7 +129,10 @@ def _open(directory: Path) -> dict[str, Any]:
     )
   where = {}
   for name in files:
-    handle = safe_open(directory / name, framework="numpy")
+    try:
+      handle = safe_open(directory / name, framework="numpy")
+    except SafetensorError as error:
+      raise ValueError(f"{directory / name} is damaged: {error}") from error
     where.update(dict.fromkeys(handle.keys(), handle))
   return where
 

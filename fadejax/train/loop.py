@@ -297,12 +297,14 @@ class _Run:
 
   def restore(self, checkpoints: Checkpoints) -> int | None:
     """Takes up the newest complete checkpoint; returns its step, or None."""
+    damaged = []
     while (step := checkpoints.latest()) is not None:
       try:
         self.state, meta = checkpoints.restore(step, self.state)
         break
       except (ValueError, KeyError, OSError) as error:
         aside = checkpoints.set_aside(step)
+        damaged.append(aside.name)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(
           f"WARNING: checkpoint {step} of {self.workdir} cannot be read ({reason}); it was renamed "
@@ -310,6 +312,11 @@ class _Run:
           flush=True,
         )
     else:
+      if damaged:
+        raise RunStopped(
+          f"no checkpoint of {self.workdir} can be read; nothing was changed but their names "
+          f"({', '.join(damaged)} in checkpoints/). Take another --workdir to start again."
+        )
       return None
     if int(self.state.step) != step:
       raise ValueError(f"checkpoint {step} in {self.workdir} holds step {int(self.state.step)}")

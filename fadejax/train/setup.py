@@ -104,7 +104,11 @@ def build_policy(config: RunConfig, tokenizer: Tokenizer) -> Policy:
     ValueError: neither model.path nor model.preset, or a batch the mesh cannot split.
   """
   if config.model.path:
-    arch = dataclasses.replace(hf.read_architecture(config.model.path), **config.model.overrides)
+    arch = hf.read_architecture(config.model.path)
+    try:
+      arch = dataclasses.replace(arch, **config.model.overrides)
+    except TypeError as error:
+      raise ValueError(f"config.model.overrides: {error}") from error
   elif config.model.preset:
     arch = presets.preset(config.model.preset, tokenizer.vocab_size, config.model.overrides)
   else:

@@ -22,9 +22,10 @@ MAY_CHANGE = (
 
 def note(workdir: Path, config: RunConfig, arch: Architecture, command: str) -> None:
   """Writes config.json and run.json; `check` reads them when the command comes again."""
-  write_atomically(workdir / CONFIG_FILE, to_json(config) + "\n")
+  # run.json first: a config.json without it is taken for somebody else's.
   text = json.dumps({"command": command, "architecture": dataclasses.asdict(arch)}, indent=2)
   write_atomically(workdir / RUN_FILE, text + "\n")
+  write_atomically(workdir / CONFIG_FILE, to_json(config) + "\n")
 
 
 def check(workdir: Path, config: RunConfig, arch: Architecture, command: str) -> None:

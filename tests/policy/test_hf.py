@@ -86,6 +86,7 @@ def test_all_misfits_in_one_error(llama, tmp_path):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
+    ({"rms_norm_eps": None}, "lacks rms_norm_eps"),
     ({"model_type": "gpt2"}, "model_type 'gpt2' is not one of llama, qwen2, qwen3"),
     ({"rope_scaling": {"rope_type": "llama3"}}, "rope scaling 'llama3' is not supported"),
     ({"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window is not supported"),
@@ -93,10 +94,19 @@ def test_all_misfits_in_one_error(llama, tmp_path):
 )
 def test_what_is_not_supported_says_so(llama, tmp_path, change, message):
   arch, _ = llama
-  config = {**hf.config_json(arch, {}), **change}
+  config = {k: v for k, v in {**hf.config_json(arch, {}), **change}.items() if v is not None}
   (tmp_path / "config.json").write_text(json.dumps(config))
   with pytest.raises(ValueError, match=message):
     hf.read_architecture(tmp_path)
+
+
+def test_a_damaged_file_is_named(llama, tmp_path):
+  arch, params = llama
+  write(tmp_path, arch, params)
+  data = (tmp_path / "model.safetensors").read_bytes()
+  (tmp_path / "model.safetensors").write_bytes(data[: len(data) // 2])
+  with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+    hf.load_params(tmp_path, arch, put)
 
 
 def test_a_missing_directory_is_named(tmp_path):

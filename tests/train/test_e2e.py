@@ -231,6 +231,8 @@ def test_a_mixture_is_measured_task_by_task(tmp_path, warm_start):
 @pytest.mark.e2e
 def test_plan_only_profile_and_mistakes(tmp_path, warm_start):
   done = run("train", *training(tmp_path / "plan", warm_start), "--plan_only")
+  zero = run("train", *training(tmp_path / "zero", warm_start, "--config.steps=0"))
+  assert "report:" in zero.stdout
   assert "activations about" in done.stdout and not (tmp_path / "plan" / "metrics.jsonl").exists()
 
   done = run("train", *training(tmp_path / "p", warm_start, "--config.steps=3"), "--profile=2:2")
