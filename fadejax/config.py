@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import types
@@ -17,6 +18,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
@@ -448,19 +450,23 @@ def _check_together(run: RunConfig) -> None:
       raise ValueError(f"config.mixture: task {task.name!r} is not one of {', '.join(TASKS)}")
 
 
+# Weights that a completion has without others of its group.
+_WITHOUT_COMPARISON = ("reinforce", "psr", "nsr", "w_reinforce", "pkpo")
+
+
 def _check_weight(run: RunConfig) -> None:
-  """Calls the weight once, so that a missing or impossible setting is an error at the start."""
+  """Traces the weight, so that a missing or impossible setting is an error at the start."""
   settings = run.weight.settings()
   if run.weight.name == "codapo":
     settings["confidence"] = 1.0  # the update gives it
   elif run.weight.name == "fade":
     settings = {"alpha": 1.0, "delta": 1.0}  # the schedule gives them
-  outcomes = np.array([[0.0], [1.0]]) * np.ones((2, run.rollout.group))
-  try:
-    weights = WEIGHTS[run.weight.name](outcomes, **settings)
+  rewards = jax.ShapeDtypeStruct((1, run.rollout.group), np.float32)
+  try:  # traced, not run: nothing may reach a device while the config is read
+    jax.eval_shape(functools.partial(WEIGHTS[run.weight.name], **settings), rewards)
   except (TypeError, ValueError) as error:
     raise ValueError(f"config.weight ({run.weight.name}): {error}") from error
-  if run.rollout.group == 1 and not np.any(weights):
+  if run.rollout.group == 1 and run.weight.name not in _WITHOUT_COMPARISON:
     raise ValueError(
       f"config.rollout.group: 1 trains nothing, since {run.weight.name} compares the completions "
       "of a group; take at least 2"
