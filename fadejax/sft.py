@@ -130,8 +130,8 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
   policy.tokenizer.save(workdir / "tokenizer")
   print(f"sft: {s.steps} updates of {s.batch} demonstrations, policy from {source}", flush=True)
   with open_writers(workdir, {"run": to_json(config)}, start) as writers:
+    began, done = time.perf_counter(), start or 0  # at the last row: updates run ahead of it
     for step in range((start or 0) + 1, s.steps + 1):
-      began = time.perf_counter()
       host = pipeline.batch((step - 1) * s.batch)
       batch = place(
         host, demonstrations(host.problems, policy, tasks, r.max_completion_length), layout
@@ -143,7 +143,9 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
       if step % s.log_every == 0 or step == s.steps:
         row = {k: float(v) for k, v in jax.device_get(metrics).items()}
         row |= {"step": step, "learning_rate": float(schedule(step - 1))}
-        row |= {"time/step": time.perf_counter() - began}
+        now = time.perf_counter()
+        row |= {"time/step": (now - began) / (step - done)}
+        began, done = now, step
         writers.row(row)
         print(f"step {step}: loss {row['loss']:.4f} nats a token", flush=True)
   checkpoints.close()
