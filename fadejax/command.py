@@ -58,7 +58,7 @@ def run(name: str, main: Callable[[], None]) -> None:
       sys.exit(f"fadejax.{name}: --config: {unknown}{cause}{where}")
 
   def guarded(argv: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes
     if len(argv) > 1:
       raise app.UsageError(f"unknown arguments {argv[1:]}: fields are set as --config.field=value")
     try:
