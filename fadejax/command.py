@@ -23,6 +23,12 @@ def define_flags(*, workdir: bool) -> None:
   if workdir:
     flags.DEFINE_string("workdir", None, "Where the run is written, or resumed from.")
     flags.mark_flag_as_required("workdir")
+  for key in [
+    "config",
+    "debug",
+    *["workdir"] * workdir,
+  ]:  # so that --help of the command lists them
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[key])
 
 
 def workdir() -> Path:
