@@ -194,7 +194,7 @@ class _Run:
     if any(writers.dropped.values()):
       print(f"lines after step {start or 0} cut away: {writers.dropped}", flush=True)
     if start is None:
-      self.evaluate_and_write(pool, writers, 0, {})
+      self.evaluate_at_start(pool, writers)
     first = int(self.state.step)
     bar = stack.enter_context(Progress(config.steps, first)) if config.log.progress else None
     for step in range(first + 1, config.steps + 1):
@@ -276,17 +276,15 @@ class _Run:
     write_atomically(path, json.dumps(report, indent=1) + "\n")
     return report
 
-  def evaluate_and_write(
-    self, pool: VerifierPool, writers: Writers, step: int, row: dict[str, Any]
-  ) -> None:
+  def evaluate_at_start(self, pool: VerifierPool, writers: Writers) -> None:
     """The row of step 0: the evaluation before training."""
     if not self.config.evaluation.at_start:
       return
     clock = _Clock()
     with clock("eval"):
-      report = self.evaluate(pool, step)
+      report = self.evaluate(pool, 0)
     metrics = {f"eval/{k}": v for k, v in report["metrics"].items()}
-    writers.row({"step": step, **row, **metrics, **clock.row})
+    writers.row({"step": 0, **metrics, **clock.row})
 
   def save_if_due(self, checkpoints: Checkpoints, step: int, report: dict[str, Any] | None) -> None:
     """Starts an asynchronous save on cadence and after the last step."""

@@ -123,6 +123,7 @@ def run(source: Path, target: Path, verifier: str | None, pool: VerifierPool) ->
 
 
 def main(argv: Sequence[str]) -> None:
+  """Grades the input file and prints the summary; exit status 2 on bad input."""
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
   try:

@@ -201,20 +201,25 @@ def test_own_data_with_the_math_verifier(tmp_path, warm_start):
     assert f"line {line}" in done.stderr or f":{line}" in done.stderr
 
 
-@pytest.mark.e2e
-def test_a_mixture_is_measured_task_by_task(tmp_path, warm_start):
-  config = tmp_path / "mixture.py"
-  config.write_text(
+def countdown_with(path, change):
+  """COUNTDOWN with a config file at `path` that lays the statement `change` over the config `c`."""
+  path.write_text(
     "from configs.countdown_tiny import get_config as base\n"
     "def get_config():\n"
     "  c = base()\n"
-    "  c.mixture = (\n"
-    "    {'options': {'sizes': (3,), 'label': 'three'}, 'weight': 3.0},\n"
-    "    {'options': {'sizes': (4,), 'label': 'four'}},\n"
-    "  )\n"
+    f"  {change}\n"
     "  return c\n"
   )
-  flags = [f"--config={config}" if f.startswith("--config=") else f for f in COUNTDOWN]
+  return [f"--config={path}" if flag.startswith("--config=") else flag for flag in COUNTDOWN]
+
+
+@pytest.mark.e2e
+def test_a_mixture_is_measured_task_by_task(tmp_path, warm_start):
+  mixture = (
+    {"options": {"sizes": (3,), "label": "three"}, "weight": 3.0},
+    {"options": {"sizes": (4,), "label": "four"}},
+  )
+  flags = countdown_with(tmp_path / "mixture.py", f"c.mixture = {mixture!r}")
   flags += [f"--workdir={tmp_path / 'run'}", f"--config.init_from={warm_start}"]
   flags += ["--config.steps=1", "--config.rollout.prompts=16", "--config.rollout.group=2"]
   run("train", *flags, cwd=ROOT)
@@ -256,15 +261,7 @@ def test_plan_only_profile_and_mistakes(tmp_path, warm_start):
   assert done.returncode == 1 and "is the workdir of a run of fadejax.sft" in done.stderr
   done = run("train", *training(tmp_path / "p" / "export", warm_start), ok=False)
   assert done.returncode == 1 and "is not a run's" in done.stderr
-  other = tmp_path / "other.py"
-  other.write_text(
-    "from configs.countdown_tiny import get_config as base\n"
-    "def get_config():\n"
-    "  c = base()\n"
-    "  c.model.overrides = {'rope_theta': 50.0}\n"
-    "  return c\n"
-  )
-  flags = [f"--config={other}" if f.startswith("--config=") else f for f in COUNTDOWN]
+  flags = countdown_with(tmp_path / "other.py", "c.model.overrides = {'rope_theta': 50.0}")
   flags += [f"--workdir={tmp_path / 'o'}", f"--config.init_from={warm_start}"]
   done = run("train", *flags, ok=False, cwd=ROOT)
   assert "rope_theta: 10000.0 there, 50.0 in config.model" in done.stderr
