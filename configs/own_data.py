@@ -6,11 +6,12 @@ Command:   python -m fadejax.train --config=configs/own_data.py --workdir=runs/m
 Rows: {"prompt": "What is 17 + 5?", "answer": "22"}; docs/data.md lists what else is read.
 """
 
+from fadejax import recipes
 from fadejax.cache import SMOLLM2, cache_dir
 from fadejax.config import default_config
 
 
-def get_config():
+def get_config(recipe="fade"):
   """A starting point: one group of 8 for each of 8 prompts, 64 tokens."""
   c = default_config()
   c.steps = 100
@@ -22,8 +23,8 @@ def get_config():
   c.rollout.group = 8
   c.rollout.max_prompt_length = 128
   c.rollout.max_completion_length = 64
-  c.weight.name = "fade"
+  c.loss.microbatches = 4  # two prompts at a time: a quarter of the memory, the same update
   c.optimizer.learning_rate = 5e-6
   c.optimizer.warmup_steps = 5
   c.evaluation.every = 50
-  return c
+  return recipes.apply(c, recipe)

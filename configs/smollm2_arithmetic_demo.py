@@ -11,11 +11,12 @@ Expected, over seeds 0, 1, 2, on 64 sums that training never draws (8 samples ea
                    greedy 0.594 / 0.609 / 0.625, entropy 0.21 / 0.24 / 0.15 nats
 """
 
+from fadejax import recipes
 from fadejax.cache import SMOLLM2, cache_dir
 from fadejax.config import default_config
 
 
-def get_config():
+def get_config(recipe="fade"):
   """8 prompts × 8 completions × 16 tokens a step, on one- and two-digit sums."""
   c = default_config()
   c.steps = 22
@@ -27,7 +28,6 @@ def get_config():
   c.rollout.max_prompt_length = 48
   c.rollout.max_completion_length = 16
   c.reward.require_end = True  # an answer that goes on and on is no answer
-  c.weight.name = "fade"
   c.fade.beta = 0.2  # a short run: the averages must follow within a few steps
   c.optimizer.learning_rate = 1.5e-5
   c.optimizer.warmup_steps = 4
@@ -39,4 +39,4 @@ def get_config():
   c.checkpoint.every = 11
   c.checkpoint.keep = 1
   c.checkpoint.keep_best = 1
-  return c
+  return recipes.apply(c, recipe)

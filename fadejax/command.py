@@ -15,19 +15,19 @@ _FLAG_ERRORS = (
 )  # fmt: skip
 
 
-def define_flags(*, workdir: bool) -> None:
+_HELP = {"--help", "-help", "--helpshort", "-helpshort", "--helpfull", "-helpfull", "-?"}
+
+
+def define_flags(*, workdir: bool, config_required: bool = True) -> None:
   """Defines --config, --debug and, where asked for, --workdir."""
   config_flags.DEFINE_config_file("config", None, "Config file, configs/NAME.py.")
-  flags.mark_flag_as_required("config")
+  if config_required:
+    flags.mark_flag_as_required("config")
   flags.DEFINE_bool("debug", False, "Show the whole traceback of an error.")
   if workdir:
     flags.DEFINE_string("workdir", None, "Where the run is written, or resumed from.")
     flags.mark_flag_as_required("workdir")
-  for key in [
-    "config",
-    "debug",
-    *["workdir"] * workdir,
-  ]:  # so that --help of the command lists them
+  for key in ["config", "debug", *["workdir"] * workdir]:  # so that --help lists them
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[key])
 
 
@@ -55,6 +55,8 @@ def run(name: str, main: Callable[[], None]) -> None:
   def parse(argv: list[str]) -> list[str]:
     try:
       return app.parse_flags_with_usage(argv)
+    except SystemExit:
+      sys.exit(0 if _HELP & set(argv) else 1)  # absl ends --help with 1
     except _FLAG_ERRORS as error:
       cause: object = error
       while isinstance(cause, Exception) and cause.args and not isinstance(cause, OSError):

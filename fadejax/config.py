@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import json
 import math
 import types
@@ -60,6 +61,8 @@ class RolloutConfig:
   temperature: float = 1.0
   top_k: int = 0  # 0: off
   top_p: float = 1.0  # 1: off
+  dynamic_sampling: bool = False  # groups whose rewards agree give way to fresh prompts (DAPO)
+  max_batches: int = 4  # with it: batches that one step may draw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ class RewardConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightConfig:
+class PolicyWeightConfig:
   """The policy weight: a name of `algorithm.weights.WEIGHTS`, and its settings.
 
   A setting that is None is the weight's own default; one that the weight does not have is an
@@ -109,6 +112,7 @@ class LossConfig:
   form: str = "clip"  # clip | cispo
   normaliser: str = "token_mean"  # token_mean | sequence_mean | constant
   old_logprobs: str = "auto"  # auto | sampler | recompute
+  importance_cap: float = 0.0  # bound on old / sampler, which multiplies the surrogate; 0: not used
   kl_coefficient: float = 0.0
   kl_estimator: str = "k2"  # k2 | k3 | k3_value_k2_gradient
   mask_truncated: bool = False  # overlong filtering: truncated completions leave the loss
@@ -178,6 +182,8 @@ class LogConfig:
   samples_every: int = 1  # steps between rows of samples.jsonl; 0: never
   samples: int = 4  # rows each time
   progress: bool = True
+  head_every: int = 0  # steps between rank-one shares of the head's change; keeps a copy of the
+  # first parameters on the devices. 0: never
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +197,7 @@ class SftConfig:
   schedule: str = "cosine"
   weight_decay: float = 0.0
   log_every: int = 50
+  alongside: bool = False  # in `train`: demonstrations beside RL, by parallel averaging
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +215,7 @@ class RunConfig:
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
   rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
-  weight: WeightConfig = dataclasses.field(default_factory=WeightConfig)
+  policy_weight: PolicyWeightConfig = dataclasses.field(default_factory=PolicyWeightConfig)
   fade: FadeConfig = dataclasses.field(default_factory=FadeConfig)
   loss: LossConfig = dataclasses.field(default_factory=LossConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -328,7 +335,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
   "optimizer.schedule": ("constant", "linear", "cosine"),
   "sft.schedule": ("constant", "linear", "cosine"),
   "log.wandb": ("disabled", "offline", "online"),
-  "weight.name": tuple(WEIGHTS),
+  "policy_weight.name": tuple(WEIGHTS),
   "task.name": tuple(TASKS),
 }
 # Lowest allowed value, and whether it is itself allowed.
@@ -346,6 +353,7 @@ _AT_LEAST: dict[str, tuple[float, bool]] = {
   "loss.clip_low": (0, True),
   "loss.clip_high": (0, True),
   "loss.ratio_cap": (0, True),
+  "loss.importance_cap": (0, True),
   "loss.kl_coefficient": (0, True),
   "loss.minibatches": (1, True),
   "loss.microbatches": (1, True),
@@ -371,6 +379,8 @@ _AT_LEAST: dict[str, tuple[float, bool]] = {
   "optimizer.weight_decay": (0, True),
   "log.samples_every": (0, True),
   "log.samples": (0, True),
+  "log.head_every": (0, True),
+  "rollout.max_batches": (1, True),
 }
 _AT_MOST: dict[str, float] = {"rollout.top_p": 1, "evaluation.top_p": 1, "loss.clip_low": 1}
 
@@ -430,6 +440,11 @@ def _check_together(run: RunConfig) -> None:
       f"config.evaluation.ks: pass@{impossible[0]} cannot be estimated from evaluation.samples = "
       f"{samples}; raise samples or leave it out"
     )
+  if run.sft.alongside and run.loss.minibatches > 1:
+    raise ValueError(
+      "config.sft.alongside: parallel averaging takes one update a batch, so loss.minibatches "
+      "must be 1"
+    )
   if run.evaluation.samples == 0 and not run.evaluation.greedy:
     raise ValueError("config.evaluation: samples = 0 and greedy = False leaves nothing to measure")
   metrics = [f"pass@{k}" for k in run.evaluation.ks if run.evaluation.samples]
@@ -439,10 +454,10 @@ def _check_together(run: RunConfig) -> None:
       f"config.checkpoint.best_metric: {run.checkpoint.best_metric!r} is not among what the "
       f"evaluation measures ({', '.join(metrics)})"
     )
-  if run.weight.name == "fade" and run.weight.settings():
+  if run.policy_weight.name == "fade" and run.policy_weight.settings():
     raise ValueError(
-      "config.weight: fade takes α and δ from the schedule; its settings are in "
-      "config.fade (for fixed ones use weight.name = 'power_asym')"
+      "config.policy_weight: fade takes α and δ from the schedule; its settings are in "
+      "config.fade (for fixed ones use policy_weight.name = 'power_asym')"
     )
   _check_weight(run)
   for task in task_configs(run):
@@ -456,20 +471,36 @@ _WITHOUT_COMPARISON = ("reinforce", "psr", "nsr", "w_reinforce", "pkpo")
 
 def _check_weight(run: RunConfig) -> None:
   """Traces the weight, so that a missing or impossible setting is an error at the start."""
-  settings = run.weight.settings()
-  if run.weight.name == "codapo":
+  settings = run.policy_weight.settings()
+  parameters = inspect.signature(WEIGHTS[run.policy_weight.name]).parameters.values()
+  own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+  given = dataclasses.asdict(run.policy_weight)
+  for p in parameters:
+    needed = p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name in given
+    if needed and p.name not in settings and run.policy_weight.name != "fade":
+      raise ValueError(
+        f"config.policy_weight.{p.name}: the weight {run.policy_weight.name!r} needs it"
+      )
+  for key in settings:
+    if key not in own:
+      takes = [f"config.policy_weight.{name}" for name in own if name in given]
+      raise ValueError(
+        f"config.policy_weight.{key}: the weight {run.policy_weight.name!r} does not have it; "
+        + (f"it takes {', '.join(takes)}" if takes else "it has no settings")
+      )
+  if run.policy_weight.name == "codapo":
     settings["confidence"] = 1.0  # the update gives it
-  elif run.weight.name == "fade":
+  elif run.policy_weight.name == "fade":
     settings = {"alpha": 1.0, "delta": 1.0}  # the schedule gives them
   rewards = jax.ShapeDtypeStruct((1, run.rollout.group), np.float32)
   try:  # traced, not run: nothing may reach a device while the config is read
-    jax.eval_shape(functools.partial(WEIGHTS[run.weight.name], **settings), rewards)
+    jax.eval_shape(functools.partial(WEIGHTS[run.policy_weight.name], **settings), rewards)
   except (TypeError, ValueError) as error:
-    raise ValueError(f"config.weight ({run.weight.name}): {error}") from error
-  if run.rollout.group == 1 and run.weight.name not in _WITHOUT_COMPARISON:
+    raise ValueError(f"config.policy_weight ({run.policy_weight.name}): {error}") from error
+  if run.rollout.group == 1 and run.policy_weight.name not in _WITHOUT_COMPARISON:
     raise ValueError(
-      f"config.rollout.group: 1 trains nothing, since {run.weight.name} compares the completions "
-      "of a group; take at least 2"
+      f"config.rollout.group: 1 trains nothing, since {run.policy_weight.name} compares the "
+      "completions of a group; take at least 2"
     )
 
 
@@ -478,10 +509,18 @@ def task_configs(run: RunConfig) -> list[TaskConfig]:
   if not run.mixture:
     return [run.task]
   base = dataclasses.asdict(run.task)
-  return [
-    _build(TaskConfig, {**base, **entry}, f"config.mixture[{i}]")
-    for i, entry in enumerate(run.mixture)
-  ]
+  tasks = []
+  for i, entry in enumerate(run.mixture):
+    # Another task has no use for where this one's problems are, nor for its options.
+    same = entry.get("name", run.task.name) == run.task.name
+    shared = {k: v for k, v in base.items() if same or k not in _OF_ONE_TASK}
+    tasks.append(_build(TaskConfig, {**shared, **entry}, f"config.mixture[{i}]"))
+  return tasks
+
+
+_OF_ONE_TASK = (
+  "path", "eval_path", "options", "solve_rates", "min_solve_rate", "max_solve_rate",
+)  # fmt: skip
 
 
 def to_json(run: RunConfig) -> str:

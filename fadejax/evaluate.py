@@ -1,10 +1,12 @@
 """`python -m fadejax.evaluate`: pass@k and greedy accuracy of a checkpoint or a model.
 
-  python -m fadejax.evaluate --config=configs/NAME.py --checkpoint=WORKDIR --out=eval.json
+  python -m fadejax.evaluate --checkpoint=WORKDIR --out=eval.json
   python -m fadejax.evaluate --config=configs/NAME.py --model=HF_DIRECTORY --n=64 --ks=1,8,64
 
-Writes JSON with n and c of every problem, and pass@k with a 95 % bootstrap interval over
-problems. Its `problems` can filter a later run's data (`config.task.solve_rates`).
+A checkpoint brings its run's architecture and tokenizer, and without --config the run's whole
+config, so that it is measured as it was trained. Writes JSON with n and c of every problem, and
+pass@k with a 95 % bootstrap interval over problems. Its `problems` can filter a later run's data
+(`config.task.solve_rates`).
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from absl import flags
 from fadejax import command
 from fadejax.algorithm import passk
 from fadejax.config import RunConfig, resolve
+from fadejax.data import tokenizer as tokenizers
 from fadejax.train import setup
 from fadejax.train.checkpoint import restore_params
 from fadejax.train.evaluation import evaluate
 from fadejax.train.metrics import write_atomically
-from fadejax.train.workdir import check_architecture
+from fadejax.train.workdir import read_architecture, read_config
 
 
 def with_intervals(report: dict[str, Any], ks: tuple[int, ...]) -> dict[str, Any]:
@@ -45,18 +48,15 @@ def run_evaluation(config: RunConfig, checkpoint: str, step: int | None) -> dict
     ValueError, FileNotFoundError: as the config, model or checkpoint demand.
   """
   setup.enable_compilation_cache(config.compilation_cache)
-  if checkpoint:
-    config = dataclasses.replace(config, init_from=checkpoint)
-    if setup.workdir_of(checkpoint) is None:
-      raise FileNotFoundError(f"--checkpoint={checkpoint} is not the workdir of a run")
   tasks = setup.build_tasks(config)
-  policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
   if checkpoint:
-    check_architecture(Path(checkpoint), policy.arch)
+    arch = read_architecture(Path(checkpoint))
+    policy = setup.build_policy(config, tokenizers.load(Path(checkpoint) / "tokenizer"), arch)
     like = policy.abstract_params(policy.train_layout)
     params = restore_params(Path(checkpoint) / "checkpoints", like, step)
   else:
-    params, _ = setup.initial_params(config, policy)
+    policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
+    params = setup.initial_params(config, policy).params
   params = setup.to_sampler(policy, config.model.dtype)(params)
   with setup.precision(config), setup.build_pool(config, tasks) as pool:
     report = evaluate(policy, params, tasks, pool, config)
@@ -65,7 +65,7 @@ def run_evaluation(config: RunConfig, checkpoint: str, step: int | None) -> dict
 
 def _settings(values: Any) -> RunConfig:
   """The config with the command's own flags laid over it."""
-  config = resolve(values.config)
+  config = resolve(values.config) if values.config else read_config(Path(values.checkpoint))
   if values.model:
     config = dataclasses.replace(
       config, model=dataclasses.replace(config.model, path=values.model, preset=""), init_from=""
@@ -79,7 +79,11 @@ def _settings(values: Any) -> RunConfig:
     task = dataclasses.replace(task, name=values.task)
   evaluation = config.evaluation
   samples = evaluation.samples if values.n is None else values.n
+  if not all(k.isdigit() for k in values.ks):
+    raise ValueError(f"--ks={','.join(values.ks)}: whole numbers are wanted, such as 1,8")
   ks = tuple(int(k) for k in values.ks) or tuple(k for k in evaluation.ks if k <= samples)
+  if not samples and values.ks:
+    raise ValueError("--n=0 samples nothing, so that --ks has nothing to estimate from")
   evaluation = dataclasses.replace(evaluation, ks=ks, samples=samples)
   mixture = () if values.task else config.mixture
   keep = dataclasses.replace(config.checkpoint, keep_best=0)  # nothing is kept here
@@ -94,6 +98,12 @@ def main() -> None:
   values = flags.FLAGS
   if values.checkpoint and values.model:
     raise ValueError("--checkpoint and --model: give one of them")
+  if not values.config and not values.checkpoint:
+    raise ValueError("--config=configs/NAME.py is wanted (only --checkpoint goes without)")
+  if values.step is not None and not values.checkpoint:
+    raise ValueError("--step chooses among the checkpoints of a run: give --checkpoint too")
+  if values.out and Path(values.out).is_dir():
+    raise ValueError(f"--out={values.out} is a directory; name a file")
   report = run_evaluation(_settings(values), values.checkpoint, values.step)
   for key, value in report["metrics"].items():
     low, high = report["intervals"].get(key, (None, None))
@@ -105,7 +115,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  command.define_flags(workdir=False)
+  command.define_flags(workdir=False, config_required=False)
   flags.DEFINE_string("checkpoint", "", "Workdir of a run: its newest checkpoint is evaluated.")
   flags.DEFINE_integer("step", None, "Step of the checkpoint, instead of the newest.")
   flags.DEFINE_string("model", "", "Hugging Face directory to evaluate.")

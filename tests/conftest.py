@@ -13,6 +13,8 @@ from hypothesis import settings
 
 DEVICES = "--xla_force_host_platform_device_count=8"
 # Small programs that run once: compiling them well takes longer than running them.
+# A busy machine may starve one of eight devices of its two cores; by default XLA aborts after 40 s.
+PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 # The same examples every time; no deadline, since a first call compiles.
@@ -49,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     JAX_COMPILATION_CACHE_DIR=str(kept / "xla"),
     XLA_FLAGS=flags
     if "host_platform_device_count" in flags
-    else f"{flags} {FAST} {DEVICES}".strip(),
+    else f"{flags} {FAST} {PATIENT} {DEVICES}".strip(),
     HF_HUB_OFFLINE="1",
     WANDB_MODE="offline",
     WANDB_SILENT="true",

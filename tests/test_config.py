@@ -53,9 +53,9 @@ def test_fields_of_several_types():
   c.task.system_prompt = "Be brief."
   assert configs.resolve(c).task.system_prompt == "Be brief."
   c.task.options = {"levels": ("1+1",)}
-  c.weight.name = "power"
-  c.weight.alpha = 2
-  assert configs.resolve(c).weight.settings() == {"alpha": 2.0}
+  c.policy_weight.name = "power"
+  c.policy_weight.alpha = 2
+  assert configs.resolve(c).policy_weight.settings() == {"alpha": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,20 @@ def test_fields_of_several_types():
     ({"optimizer": {"learning_rate": float("nan")}}, r"learning_rate: a finite number is wanted"),
     ({"sft": {"log_every": 0}}, r"sft\.log_every: must be at least 1"),
     ({"steps": 1.5}, r"config\.steps: int is wanted"),
-    ({"weight": {"name": "grp"}}, r"did you mean 'grpo'"),
-    ({"weight": {"name": "maxpo", "k": 8}}, r"weight \(maxpo\): .*k"),
-    ({"weight": {"name": "power"}}, r"weight \(power\): .*alpha"),
+    ({"policy_weight": {"name": "grp"}}, r"did you mean 'grpo'"),
+    ({"policy_weight": {"name": "maxpo", "k": 8}}, r"policy_weight \(maxpo\): .*k"),
     (
-      {"weight": {"name": "fade", "alpha": 2}},
+      {"policy_weight": {"name": "power"}},
+      r"config\.policy_weight\.alpha: the weight 'power' needs it",
+    ),
+    (
+      {"policy_weight": {"name": "fade", "alpha": 2}},
       r"fade takes α and δ from the schedule",
     ),
-    ({"weight": {"name": "grpo", "alpha": 2.0}}, r"weight \(grpo\): .*alpha"),
+    (
+      {"policy_weight": {"name": "grpo", "alpha": 2.0}},
+      r"config\.policy_weight\.alpha: the weight 'grpo' does not have it; it takes .*weight\.ddof",
+    ),
     ({"fade": {"beta": 0.0}}, r"config\.fade: .*beta"),
     ({"evaluation": {"ks": (1, 16)}}, r"pass@16 cannot be estimated from evaluation\.samples = 8"),
     ({"checkpoint": {"best_metric": "pass@3"}}, r"best_metric: 'pass@3' is not among"),
@@ -90,6 +96,24 @@ def test_fields_of_several_types():
 def test_mistakes_are_named(fields, message):
   with pytest.raises(ValueError, match=message):
     configs.resolve(fields)
+
+
+def test_another_task_of_a_mixture_inherits_no_file_and_no_options():
+  run = configs.resolve(
+    {
+      "task": {"name": "jsonl", "path": "a.jsonl", "options": {"label": "a"}, "raw_prompt": True},
+      "mixture": ({"name": "arithmetic"}, {"weight": 3.0}, {"path": "b.jsonl"}),
+    }
+  )
+  sums, same, other = configs.task_configs(run)
+  assert (sums.path, sums.options, sums.raw_prompt) == ("", {}, True)
+  assert (same.name, same.path, same.options, same.weight) == (
+    "jsonl",
+    "a.jsonl",
+    {"label": "a"},
+    3.0,
+  )
+  assert (other.path, other.options) == ("b.jsonl", {"label": "a"})
 
 
 def test_mixture_lays_its_fields_over_the_task():

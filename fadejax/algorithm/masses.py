@@ -317,3 +317,36 @@ def mean_difficulty(weights: jax.Array, rewards: jax.Array) -> jax.Array:
   """
   a = _sizes(weights)
   return jnp.sum(a * (1.0 - jnp.mean(jnp.asarray(rewards), axis=-1))) / jnp.sum(a)
+
+
+# Of a run ----------------------------------------------------------------------------------------
+
+
+def rank_one_share(update: jax.Array, *, rank: int = 8, rounds: int = 8) -> jax.Array:
+  """σ₁² / Σσ² of a matrix: how much of it one direction explains.
+
+  Σσ² is the squared Frobenius norm, exact; σ₁ comes from subspace iteration with a fixed start,
+  2 · rounds + 1 products with a thin matrix, so the share is never over the true one and falls
+  short of it only where the first singular values nearly agree.
+
+  Args:
+    update: f32[V, D], such as the change of an output head since the start of a run.
+    rank: columns of the subspace.
+    rounds: of the iteration.
+
+  Returns:
+    f32[], above 1 / min(V, D) and up to 1; NaN for a matrix of zeros.
+  """
+  scale = jnp.max(jnp.abs(update))
+  matrix = update / jnp.maximum(scale, 1e-30)  # so that the squares of small updates are there
+  start = jax.random.normal(jax.random.key(0), (matrix.shape[1], min(rank, *matrix.shape)))
+  high = jax.lax.Precision.HIGHEST
+
+  def turn(basis: jax.Array, _: None) -> tuple[jax.Array, None]:
+    seen = jnp.dot(matrix, basis, precision=high)
+    return jnp.linalg.qr(jnp.dot(matrix.T, seen, precision=high))[0], None
+
+  basis, _ = jax.lax.scan(turn, jnp.linalg.qr(start)[0], None, length=rounds)
+  seen = jnp.dot(matrix, basis, precision=high)
+  largest = jnp.linalg.eigvalsh(jnp.dot(seen.T, seen, precision=high))[-1]
+  return jnp.where(scale > 0, largest / jnp.sum(matrix * matrix), jnp.nan)

@@ -54,7 +54,12 @@ def jsonl(config: TaskConfig, seed: int) -> Task:
   for problems, use in ((train, "train"), (chosen, "evaluate")):
     if not problems:
       left_out = ", ".join(f"{count} {why}" for why, count in counts.items()) or "none"
-      raise ValueError(f"task.path {config.path}: no problem to {use} on (left out: {left_out})")
+      alone = "" if config.eval_path or len(chosen) != 1 else (
+        "; its only problem is held out for evaluation: add rows, or name others in task.eval_path"
+      )  # fmt: skip
+      raise ValueError(
+        f"task.path {config.path}: no problem to {use} on (left out: {left_out}){alone}"
+      )
   return Task(label, train, chosen, counts)
 
 

@@ -48,6 +48,40 @@ class _Named:
     return {**self.source[index], "task": self.name}
 
 
+TRIED = 64  # generated prompts that are encoded at the start
+REDRAWS = 32  # other problems tried in place of one that is too long
+_STRIDE = 104_729  # a prime: from a problem to the one tried in its place
+
+
+@dataclasses.dataclass
+class _Redrawing:
+  """A generated source whose prompts fit: one that is too long gives way to another.
+
+  Which one is a function of the index, so that order and resume stay as they are.
+
+  Attributes:
+    redrawn: problems passed over so far.
+  """
+
+  source: Source
+  fits: Callable[[Record], bool]
+  redrawn: int = 0
+
+  def __len__(self) -> int:
+    return len(self.source)
+
+  def __getitem__(self, index: int, /) -> Record:
+    for attempt in range(REDRAWS + 1):
+      record = self.source[(index + attempt * _STRIDE) % len(self.source)]
+      if self.fits(record):
+        return record
+      self.redrawn += 1
+    raise ValueError(
+      f"{_named(record)}: its prompt and those of {REDRAWS} problems tried in its place are over "
+      "rollout.max_prompt_length; raise it"
+    )
+
+
 class Pipeline:
   """Batches of training prompts, by random access.
 
@@ -72,6 +106,8 @@ class Pipeline:
     process_count: int = 1,
   ):
     """Encodes every problem of a file once, and drops those over the limit.
+
+    Of a generated task, which is too long to try, a problem that does not fit is drawn again.
 
     Args:
       tasks: with different names.
@@ -103,6 +139,7 @@ class Pipeline:
     self._prompts, self._share = prompts_per_batch, prompts_per_batch // process_count
     self._offset = process_index * self._share
     self.counts: dict[str, int] = {}
+    self._redrawings: list[_Redrawing] = []
     parts = []
     for place, task in enumerate(tasks):
       # grain reseeds by adding the pass number: seeds must be far apart, or one run's second
@@ -113,10 +150,10 @@ class Pipeline:
     self._draws = grain.MapDataset.mix(parts, list(weights)) if len(parts) > 1 else parts[0]
 
   def _fitting(self, task: Task) -> Source:
-    """The task's training problems; of a file, those within the limit."""
+    """The task's training problems that are within the limit."""
     named = _Named(task.train, task.name)
-    if task.generated:  # too many to try: `batch` raises at the first that is too long
-      return named
+    if task.generated:
+      return self._redrawing(named)
     records = [named[i] for i in range(len(named))]
     kept = [record for record in records if len(_ids(self._encode, record)) <= self._size]
     if not kept:
@@ -129,6 +166,27 @@ class Pipeline:
       self.counts[reason] = len(records) - len(kept)
     return kept
 
+  def _redrawing(self, source: _Named) -> Source:
+    """A generated task: too many problems to try them all, so a few show how long they are."""
+    lengths = [len(_ids(self._encode, source[i])) for i in range(TRIED)]
+    over = sum(length > self._size for length in lengths)
+    if over == TRIED:
+      raise ValueError(
+        f"task {source.name!r}: none of {TRIED} generated prompts fits in rollout."
+        f"max_prompt_length = {self._size} tokens (the shortest has {min(lengths)}); raise it"
+      )
+    if over:
+      reason = f"of {TRIED} generated prompts of {source.name} are over rollout.max_prompt_length"
+      self.counts[f"{reason} = {self._size}: such a problem is drawn again"] = over
+    fitting = _Redrawing(source, lambda record: len(_ids(self._encode, record)) <= self._size)
+    self._redrawings.append(fitting)
+    return fitting
+
+  @property
+  def redrawn(self) -> int:
+    """Generated problems passed over so far, since their prompts were too long."""
+    return sum(source.redrawn for source in self._redrawings)
+
   def batch(self, first_draw: int) -> HostBatch:
     """This host's slice of the global batch that starts at `first_draw`.
 
@@ -136,7 +194,8 @@ class Pipeline:
       first_draw: prompts drawn before it, over all hosts: a multiple of `prompts_per_batch`.
 
     Raises:
-      ValueError: another `first_draw`, or a generated prompt over the limit.
+      ValueError: another `first_draw`, or a generated task whose prompts are nearly all over the
+        limit.
     """
     if first_draw < 0 or first_draw % self._prompts:
       raise ValueError(

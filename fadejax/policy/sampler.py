@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +117,66 @@ def _uniforms(keys: jax.Array, position: jax.Array) -> jax.Array:
   return jax.vmap(jax.vmap(one))(keys)
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["t", "tokens", "logprobs", "entropy", "lengths", "done", "own"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+  """What the loop carries: t tokens of every row, fewer of one that has ended."""
+
+  t: jax.Array  # i32[]
+  tokens: jax.Array  # i32[P, G, C]
+  logprobs: jax.Array  # f32[P, G, C]
+  entropy: jax.Array  # f32[P, G, C]
+  lengths: jax.Array  # i32[P, G]
+  done: jax.Array  # bool[P, G]
+  own: model.OwnCache
+
+
+def _nothing_drawn(arch: model.Architecture, config: SamplerConfig, prompts: int) -> _Drawn:
+  p, g, c = prompts, config.group, config.max_completion_length
+  return _Drawn(
+    t=jnp.zeros((), jnp.int32),
+    tokens=jnp.full((p, g, c), config.pad_id, jnp.int32),
+    logprobs=jnp.zeros((p, g, c)),
+    entropy=jnp.zeros((p, g, c)),
+    lengths=jnp.zeros((p, g), jnp.int32),
+    done=jnp.zeros((p, g), bool),
+    # One shorter: the last token is never read.
+    own=model.init_own_cache(arch, p, g, c - 1, jnp.dtype(config.dtype)),
+  )
+
+
+def _draw(config: SamplerConfig, drawn: _Drawn, logits: jax.Array, uniforms: jax.Array) -> _Drawn:
+  """One token more of every row that is alive.
+
+  Args:
+    config: temperature, filters and stop tokens.
+    drawn: up to token t - 1.
+    logits: f32[P, G, V], at the temperature.
+    uniforms: f32[P, G], in [0, 1).
+  """
+  t, alive = drawn.t, ~drawn.done
+  if config.greedy:
+    token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+  else:
+    token = inverse_cdf(filter_logits(logits, config.top_k, config.top_p), uniforms)
+  logprob, entropy = logprobs_and_entropy(logits, token)
+  stop = jnp.asarray(config.stop_ids, jnp.int32)
+  put = lambda to, new, empty: to.at[:, :, t].set(jnp.where(alive, new, empty))  # noqa: E731
+  return dataclasses.replace(
+    drawn,
+    t=t + 1,
+    tokens=put(drawn.tokens, token, config.pad_id),
+    logprobs=put(drawn.logprobs, logprob, 0.0),
+    entropy=put(drawn.entropy, entropy, 0.0),
+    lengths=drawn.lengths + alive.astype(jnp.int32),
+    done=drawn.done | (token[..., None] == stop[None, None, :]).any(axis=-1),
+  )
+
+
 @functools.partial(jax.jit, static_argnames=("arch", "config", "layout"))
 def sample(
   params: model.Params,
@@ -152,60 +211,29 @@ def sample(
     arch, params, prompts.tokens, prompts.lengths, layout=layout, dtype=dtype
   )
   keys = completion_keys(root, prompts.draw, g)
-  stop = jnp.asarray(config.stop_ids, jnp.int32)
 
-  def choose(hidden: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """hidden [P, G, D] → token, log-prob and entropy, each [P, G]."""
+  def draw(drawn: _Drawn, hidden: jax.Array) -> _Drawn:
+    """hidden [P, G or 1, D] predicts the next token."""
     logits = einsum32("pgd,vd->pgv", hidden, model.head(params).astype(dtype))
     logits = jnp.broadcast_to(logits / config.temperature, (p, g, logits.shape[-1]))
     logits = layout.constrain(logits, "prompts", "group", None)
-    if config.greedy:
-      token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    else:
-      allowed = filter_logits(logits, config.top_k, config.top_p)
-      token = inverse_cdf(allowed, _uniforms(keys, position))
-    return token, *logprobs_and_entropy(logits, token)
+    return _draw(config, drawn, logits, _uniforms(keys, drawn.t))
 
-  def record(state: dict[str, Any], hidden: jax.Array) -> dict[str, Any]:
-    """Chooses the next token of every row and writes it where the row is still alive."""
-    t, alive = state["t"], ~state["done"]
-    token, logprob, entropy = choose(hidden, t)
-    put = lambda to, new, empty: to.at[:, :, t].set(jnp.where(alive, new, empty))  # noqa: E731
-    return {
-      **state,
-      "t": t + 1,
-      "tokens": put(state["tokens"], token, config.pad_id),
-      "logprobs": put(state["logprobs"], logprob, 0.0),
-      "entropy": put(state["entropy"], entropy, 0.0),
-      "lengths": state["lengths"] + alive.astype(jnp.int32),
-      "done": state["done"] | (token[..., None] == stop[None, None, :]).any(axis=-1),
-    }
+  def step(drawn: _Drawn) -> _Drawn:
+    token = jax.lax.dynamic_slice_in_dim(drawn.tokens, drawn.t - 1, 1, axis=2)
+    hidden, own = model.extend(arch, params, prefix, token, drawn.own, layout=layout, dtype=dtype)
+    assert own is not None
+    return draw(dataclasses.replace(drawn, own=own), hidden[:, :, 0])
 
-  def step(state: dict[str, Any]) -> dict[str, Any]:
-    token = jax.lax.dynamic_slice_in_dim(state["tokens"], state["t"] - 1, 1, axis=2)
-    hidden, own = model.extend(
-      arch, params, prefix, token, state["own"], layout=layout, dtype=dtype
-    )
-    return record({**state, "own": own}, hidden[:, :, 0])
-
-  state: dict[str, Any] = {
-    "t": jnp.zeros((), jnp.int32),
-    "tokens": jnp.full((p, g, c), config.pad_id, jnp.int32),
-    "logprobs": jnp.zeros((p, g, c)),
-    "entropy": jnp.zeros((p, g, c)),
-    "lengths": jnp.zeros((p, g), jnp.int32),
-    "done": jnp.zeros((p, g), bool),
-    "own": model.init_own_cache(arch, p, g, c - 1, dtype),  # the last token is never read
-  }
-  state = record(state, jnp.broadcast_to(last[:, None], (p, 1, last.shape[-1])))
+  drawn = draw(_nothing_drawn(arch, config, p), last[:, None])
   if c > 1:
-    unfinished = lambda s: (s["t"] < c) & ~s["done"].all()  # noqa: E731
-    state = jax.lax.while_loop(unfinished, step, state)
+    unfinished = lambda drawn: (drawn.t < c) & ~drawn.done.all()  # noqa: E731
+    drawn = jax.lax.while_loop(unfinished, step, drawn)
   return RolloutBatch(
     prompts=prompts,
-    tokens=state["tokens"],
-    lengths=state["lengths"],
-    truncated=~state["done"],
-    sampler_logprobs=state["logprobs"],
-    entropy=state["entropy"],
+    tokens=drawn.tokens,
+    lengths=drawn.lengths,
+    truncated=~drawn.done,
+    sampler_logprobs=drawn.logprobs,
+    entropy=drawn.entropy,
   )

@@ -6,6 +6,7 @@ its newest complete one. The label is the number of updates done.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
@@ -20,10 +21,16 @@ from orbax.checkpoint import checkpoint_managers
 from fadejax.config import CheckpointConfig
 
 
+def _wanted(record: logging.LogRecord) -> bool:
+  # Most steps are saved without an evaluation; Orbax warns of each.
+  return "Requested `tracked_metric`" not in record.getMessage()
+
+
 class Checkpoints:
   """The checkpoints of a run, under `directory`. Close it: it waits for the last save."""
 
   def __init__(self, directory: Path, config: CheckpointConfig):
+    logging.getLogger("absl").addFilter(_wanted)  # the same filter twice counts once
     self._metric = config.best_metric
     keep = [checkpoint_managers.LatestN(config.keep)]
     if config.keep_best:
@@ -100,6 +107,12 @@ def _abstract(tree: Any) -> Any:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
+def saved_steps(directory: Path) -> list[int]:
+  """Steps of the complete checkpoints under a run's `checkpoints` folder, rising."""
+  found = (re.fullmatch(r"step_(\d+)", path.name) for path in Path(directory).glob("step_*"))
+  return sorted(int(match[1]) for match in found if match)  # a save in flight has another name
+
+
 def restore_params(directory: Path, like: Any, step: int | None = None) -> Any:
   """Only the parameters of a run's checkpoint.
 
@@ -112,13 +125,11 @@ def restore_params(directory: Path, like: Any, step: int | None = None) -> Any:
     FileNotFoundError: there is no checkpoint, or none of that step.
     ValueError: the checkpoint's parameters have other shapes.
   """
-  folder = Path(directory).resolve()
-  found = (re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("step_*"))
-  steps = sorted(int(match[1]) for match in found if match)  # a save in flight has another name
+  steps = saved_steps(directory)
   if not steps or (step is not None and step not in steps):
     wanted = "" if step is None else f" of step {step}"
     raise FileNotFoundError(f"{directory} has no checkpoint{wanted}; steps there: {steps}")
-  path = folder / f"step_{steps[-1] if step is None else step}" / "state"
+  path = Path(directory).resolve() / f"step_{steps[-1] if step is None else step}" / "state"
   with ocp.PyTreeCheckpointer() as reader:
     stored = reader.metadata(path).item_metadata.tree["params"]
     raise_on_other_shapes(stored, like, str(path.parent))

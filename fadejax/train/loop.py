@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,20 @@ import jax
 import numpy as np
 
 from fadejax.algorithm import fade
+from fadejax.arrays import RolloutBatch
 from fadejax.config import RunConfig, to_json
 from fadejax.data.pipeline import Pipeline
 from fadejax.policy import model
 from fadejax.policy.sampler import SamplerConfig, sample
-from fadejax.train import plan, setup
+from fadejax.train import diagnostics, plan, refill, setup, supervised
 from fadejax.train import rollout as rollouts
+from fadejax.train import step as step_of
 from fadejax.train import workdir as workdirs
-from fadejax.train.checkpoint import Checkpoints, restore_params
+from fadejax.train.checkpoint import Checkpoints, restore_params, saved_steps
 from fadejax.train.evaluation import evaluate
 from fadejax.train.metrics import Writers, open_writers, write_atomically
-from fadejax.train.optim import make_optimizer, make_schedule
 from fadejax.train.progress import Progress
-from fadejax.train.step import TrainState, UpdateSettings, init_state, make_update
+from fadejax.train.step import Extras, Tally, TrainState, UpdateSettings, init_state, make_update
 from fadejax.verify import VerifierPool
 
 
@@ -62,9 +63,9 @@ class _Clock:
 
   @contextlib.contextmanager
   def __call__(self, phase: str) -> Iterator[None]:
-    start = time.perf_counter()
+    start, key = time.perf_counter(), f"time/{phase}"
     yield
-    self.row[f"time/{phase}"] = time.perf_counter() - start
+    self.row[key] = self.row.get(key, 0.0) + time.perf_counter() - start
 
 
 def train(
@@ -108,8 +109,11 @@ class _Run:
   to_sampler: Any
   sampler: SamplerConfig
   state: TrainState
-  ref_params: model.Params | None
+  first_params: model.Params | None  # those it began with, where something needs them
+  shown: Callable[[int], RolloutBatch] | None  # demonstrations of a step, for parallel averaging
+  init_step: int | None  # the checkpoint of `init_from` that it began with
   draws: int = 0  # prompts drawn so far
+  barren: int = 0  # steps in a row in which dynamic sampling found nothing
   skipped: int = 0  # updates left out in a row
   save_seconds: float = 0.0  # what the last step's save held the loop up
 
@@ -120,29 +124,29 @@ class _Run:
     tokenizer = setup.build_tokenizer(config, tasks)
     policy = setup.build_policy(config, tokenizer)
     workdirs.check(workdir, config, policy.arch, "train")
-    params, source = setup.initial_params(config, policy)
     pipeline = setup.build_pipeline(
       config, tasks, tokenizer, prompts=config.rollout.prompts, seed=config.seed
     )
-    schedule = make_schedule(
-      config.optimizer.learning_rate,
-      config.optimizer.warmup_steps,
-      config.steps * config.loss.minibatches,
-      config.optimizer.schedule,
-      config.optimizer.final_fraction,
-    )
-    o = config.optimizer
-    optimizer = make_optimizer(
-      schedule, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay, clip_norm=o.clip_norm
-    )
+    schedule, optimizer = setup.build_optimizer(config)
     settings = UpdateSettings(
-      policy.arch, config.model, config.rollout, config.weight, config.fade, config.loss,
+      policy.arch, config.model, config.rollout, config.policy_weight, config.fade, config.loss,
       config.steps,
     )  # fmt: skip
-    ref_params = jax.tree.map(lambda x: x.copy(), params) if config.loss.kl_coefficient else None
     make_state = functools.partial(init_state, optimizer=optimizer, config=config.fade)
-    shardings = setup.state_shardings(policy, make_state, params)
-    state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
+    state = setup.abstract_state(policy, make_state)  # filled by `restore`, where it resumes
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    resumed = saved_steps(workdir / "checkpoints")
+    init_step = workdirs.init_step(workdir) if resumed else None
+    first_params = None
+    source = f"step {resumed[-1]} of {workdir}" if resumed else ""
+    compared = config.loss.kl_coefficient or config.log.head_every
+    if not resumed or compared:
+      params, origin, init_step = setup.initial_params(config, policy, init_step)
+      source = source or origin
+      if compared:
+        first_params = jax.tree.map(lambda x: x.copy(), params)
+      if not resumed:
+        state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
     run = cls(
       config=config,
       workdir=workdir,
@@ -153,9 +157,11 @@ class _Run:
       to_sampler=setup.to_sampler(policy, config.model.dtype),
       sampler=setup.sampler_config(config, tokenizer, config.rollout, config.rollout.group),
       state=state,
-      ref_params=ref_params,
+      first_params=first_params,
+      shown=supervised.source(config, tasks, policy) if config.sft.alongside else None,
+      init_step=init_step,
     )
-    plan.show(config, policy, state, pipeline, [t for _, t in tasks], source, cache)
+    plan.show(config, policy, state, pipeline, tasks, source, cache)
     print(f"first prompt:\n{run.first_prompt()}\n", flush=True)
     return run
 
@@ -178,7 +184,7 @@ class _Run:
     checkpoints = Checkpoints(self.workdir / "checkpoints", config.checkpoint)
     stack.callback(checkpoints.close)
     start = self.restore(checkpoints)
-    workdirs.note(self.workdir, config, self.policy.arch, "train")
+    workdirs.note(self.workdir, config, self.policy.arch, "train", self.init_step)
     self.policy.tokenizer.save(self.workdir / "tokenizer")
     pool = stack.enter_context(setup.build_pool(config, self.tasks))
     writers = stack.enter_context(
@@ -209,32 +215,20 @@ class _Run:
   ) -> dict[str, Any]:
     """Draw, sample, grade, update; then evaluation, checkpoint and row, where they are due."""
     clock, started = _Clock(), time.perf_counter()
+    redrawn = self.pipeline.redrawn
+    batch, tally, row = self.rollout(step, pool, clock)
     with clock("data"):
-      batch = self.pipeline.batch(self.draws)
-      prompts = setup.place_prompts(batch, self.policy.sample_layout)
-    with clock("rollout"):
-      rollout = sample(
-        self.to_sampler(self.state.params),
-        prompts,
-        jax.random.key(self.config.seed),
-        arch=self.policy.arch,
-        config=self.sampler,
-        layout=self.policy.sample_layout,
-      )
-      host = rollouts.to_host(rollout)
-    with clock("grade"):
-      graded = rollouts.grade(host, batch.problems, self.policy.tokenizer, pool, self.config.reward)
-      _stop_if_ungraded(graded, step)
+      shown = self.shown(step) if self.shown else None
     with clock("update"):
-      rewards = setup.place_rewards(graded.rewards, self.policy.train_layout)
-      extra = () if self.ref_params is None else (self.ref_params,)
-      self.state, metrics = self.update(self.state, rollout, rewards, *extra)
-      row = {key: _number(value) for key, value in jax.device_get(metrics).items()}
-    self.draws += self.config.rollout.prompts
+      rewards = setup.place_rewards(batch.graded.rewards, self.policy.train_layout)
+      ref_params = self.first_params if self.config.loss.kl_coefficient else None
+      extras = Extras(ref_params, tally, shown)
+      self.state, metrics = self.update(self.state, batch.rollout, rewards, extras)
+      row |= {key: _number(value) for key, value in jax.device_get(metrics).items()}
     row |= {"step": step, "prompts_drawn": self.draws}
-    row |= rollouts.verdict_shares(graded.verdicts)
-    row |= rollouts.task_solve_rates(graded.rewards, batch.problems)
+    row |= {"prompts_redrawn": self.pipeline.redrawn - redrawn}
     self.stop_if_skipping(row)
+    row = _ratios(row) | self.head_diagnostics(step)
     if step == 1:
       initial = float(self.state.fade.initial_entropy)
       low, high = fade.delta_range(self.config.fade, initial)
@@ -242,7 +236,10 @@ class _Run:
     log = self.config.log
     if log.samples_every and step % log.samples_every == 0:
       texts = [self.prompt_text(p) for p in batch.problems[: log.samples]]
-      writers.samples(rollouts.sample_rows(step, graded, host, batch.problems, texts, log.samples))
+      shown_rows = rollouts.sample_rows(
+        step, batch.graded, batch.host, batch.problems, texts, log.samples
+      )
+      writers.samples(shown_rows)
     with clock("eval"):
       report = self.evaluate_if_due(pool, step)
     if report is not None:
@@ -258,6 +255,69 @@ class _Run:
       self.save_if_due(checkpoints, step, report)
     self.save_seconds = clock.row["time/save"]
     return row
+
+  def rollout(
+    self, step: int, pool: VerifierPool, clock: _Clock
+  ) -> tuple[refill.Batch, Tally | None, dict[str, Any]]:
+    """What the step trains on, the tally of all that was drawn, and the row's part of it."""
+    r, drawn = self.config.rollout, []
+
+    def draw_batch(first: int) -> refill.Batch:
+      batch = self.draw_batch(first, pool, clock)
+      _stop_if_ungraded(batch.graded, step)
+      drawn.append(batch)
+      return batch
+
+    def measure(batch: refill.Batch) -> Tally:
+      rewards = setup.place_rewards(batch.graded.rewards, self.policy.train_layout)
+      return _tally(batch.rollout, rewards)
+
+    row: dict[str, Any] = {}
+    if r.dynamic_sampling:
+      refilled = refill.refill(draw_batch, measure, self.draws, r.max_batches)
+      batch, tally = refilled.batch, refilled.tally
+      row = {
+        "refill/outcome": refilled.outcome,
+        "refill/batches": refilled.batches,
+        "refill/found": refilled.found,
+        "refill/surplus": refilled.surplus,
+      }
+      self.stop_if_barren(refilled, step)
+    else:
+      batch, tally = draw_batch(self.draws), None
+    self.draws += r.prompts * len(drawn)
+    row |= rollouts.verdict_shares([v for b in drawn for v in b.graded.verdicts])
+    row |= rollouts.task_solve_rates(
+      [b.graded.rewards for b in drawn], [p for b in drawn for p in b.problems]
+    )
+    return batch, tally, row
+
+  def draw_batch(self, first: int, pool: VerifierPool, clock: _Clock) -> refill.Batch:
+    """Samples and grades the prompts that start at draw `first`."""
+    with clock("data"):
+      batch = self.pipeline.batch(first)
+      prompts = setup.place_prompts(batch, self.policy.sample_layout)
+    with clock("rollout"):
+      rollout = sample(
+        self.to_sampler(self.state.params),
+        prompts,
+        jax.random.key(self.config.seed),
+        arch=self.policy.arch,
+        config=self.sampler,
+        layout=self.policy.sample_layout,
+      )
+      host = rollouts.to_host(rollout)
+    with clock("grade"):
+      graded = rollouts.grade(host, batch.problems, self.policy.tokenizer, pool, self.config.reward)
+    return refill.Batch(rollout, host, batch.problems, graded)
+
+  def head_diagnostics(self, step: int) -> dict[str, float]:
+    """Rank-one share of the head's change since the start, every `log.head_every` steps."""
+    every = self.config.log.head_every
+    if not every or step % every:
+      return {}
+    values = jax.device_get(diagnostics.head_update(self.state.params, self.first_params))
+    return {key: float(value) for key, value in values.items()}
 
   # ---------------------------------------------------- what is on cadence
 
@@ -331,6 +391,25 @@ class _Run:
         f"lower optimizer.learning_rate; the last good checkpoint is in {self.workdir}/checkpoints"
       )
 
+  def stop_if_barren(self, refilled: refill.Refilled, step: int) -> None:
+    """Tells of a step without P informative groups; stops after too many with none at all."""
+    self.barren = self.barren + 1 if refilled.outcome == "none" else 0
+    if refilled.outcome != "full":
+      print(
+        f"step {step}: dynamic sampling {refilled.outcome}: {refilled.found} of "
+        f"{self.config.rollout.prompts} groups had differing rewards after {refilled.batches} "
+        "batches (rollout.max_batches)",
+        flush=True,
+      )
+    if self.barren >= self.config.max_skipped_updates:
+      solve_rate = float(refilled.tally.metrics()["solve_rate"])
+      raise RunStopped(
+        f"dynamic sampling found no group with differing rewards in {self.barren} steps in a row "
+        f"(max_skipped_updates), the solve rate is {solve_rate:.3f}: the task is too "
+        f"{'easy' if solve_rate > 0.5 else 'hard'} for this policy; change the task, or raise "
+        "rollout.group or rollout.max_batches"
+      )
+
   def finish(self, checkpoints: Checkpoints, pool: VerifierPool) -> Outcome:
     """Exports the best checkpoint, and gathers the evaluations of both ends."""
     checkpoints.wait()
@@ -359,6 +438,18 @@ def _stop_if_ungraded(graded: rollouts.Graded, step: int) -> None:
       f"step {step}: {invalid} of {len(graded.rewards.valid)} groups could not be graded; "
       f"the first reason: {detail}"
     )
+
+
+_tally = jax.jit(step_of.tally)
+
+
+def _ratios(row: dict[str, Any]) -> dict[str, Any]:
+  """The row with m_S / m_F, and without numbers that this step has no answer for."""
+  if row["m_f"] > 0:
+    row["sign_ratio"] = row["m_s"] / row["m_f"]
+  if row["n_eff"] == 0:  # no weight anywhere, so it has no difficulty
+    del row["mean_difficulty"]
+  return row
 
 
 def _number(value: Any) -> float | int:

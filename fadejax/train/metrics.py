@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -45,6 +46,21 @@ KNOWN_METRICS: Mapping[str, str] = {
   "target_entropy": "nats per token",
   "m_s": "reward",
   "m_f": "reward",
+  "sign_ratio": "1",
+  "drift_mass": "nats per unit of learning rate",
+  "drift_covariance": "nats per unit of learning rate",
+  "n_eff": "groups",
+  "mean_difficulty": "share",
+  "head/rank_one_share": "share",
+  "head/update_share": "share",
+  "tied_head/rank_one_share": "share",
+  "tied_head/update_share": "share",
+  "sft_loss": "nats per token",
+  "sft_grad_norm": "1",
+  "refill/outcome": "full, short or none",
+  "refill/batches": "batches",
+  "refill/found": "groups",
+  "refill/surplus": "groups",
   "clip_share": "share",
   "logprob_gap_mean": "nats per token",
   "logprob_gap_max": "nats per token",
@@ -57,6 +73,7 @@ KNOWN_METRICS: Mapping[str, str] = {
   "verdict/<status>": "share",
   "invalid_groups": "groups",
   "prompts_drawn": "prompts",
+  "prompts_redrawn": "prompts",
   "tokens": "tokens",
   "tokens_per_s": "tokens per second",
   "time/data": "seconds",
@@ -277,7 +294,8 @@ def open_writers(
     workdir: the run's folder, made if missing.
     config: the resolved config as plain data, for wandb.
     resume_step: the restored step; None starts afresh, so rows that an earlier
-      start left without a checkpoint are dropped (and counted in `dropped`).
+      start left without a checkpoint are dropped (and counted in `dropped`); a copy of them
+      stays in metrics.jsonl.old and samples.jsonl.old.
     tensorboard: also write TensorBoard events.
     wandb_mode: "disabled", "offline" or "online". A resumed run goes on under the
       run id in wandb_run_id.txt; wandb ignores steps that it has already.
@@ -291,6 +309,8 @@ def open_writers(
   if wandb_mode not in ("disabled", "offline", "online"):
     raise ValueError(f"wandb mode is {wandb_mode!r}; use 'disabled', 'offline' or 'online'")
   workdir = Path(workdir)
+  if resume_step is None:
+    _keep_old(workdir)
   dropped = cut_back(workdir, -1 if resume_step is None else resume_step)
   rows, _ = read_jsonl(workdir / METRICS_FILE)
   wandb_run = None
@@ -306,6 +326,14 @@ def open_writers(
     last_step=rows[-1]["step"] if rows else -1,
     dropped=dropped,
   )
+
+
+def _keep_old(workdir: Path) -> None:
+  """Copies the rows of a run that starts again without its checkpoints to FILE.old."""
+  for name in (METRICS_FILE, SAMPLES_FILE):
+    rows, _ = read_jsonl(workdir / name)
+    if rows and rows[-1]["step"] > 0:
+      shutil.copy2(workdir / name, workdir / f"{name}.old")
 
 
 def _event(row: Mapping[str, Any]) -> Event:

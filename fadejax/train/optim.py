@@ -58,6 +58,36 @@ def make_optimizer(
   return optax.chain(optax.clip_by_global_norm(clip_norm), adam) if clip_norm else adam
 
 
+def parallel_average(
+  rl: optax.GradientTransformation, sft: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """Two optimizers side by side on one set of parameters: θ ← θ + ½ (Δ_RL + Δ_SFT).
+
+  Each gradient passes through its own state and learning rate, and the mean of the two
+  *updates* is applied (parallel averaging, arXiv:2606.04272); one Adam on averaged gradients
+  would let the larger gradient set the scale of both.
+
+  Args:
+    rl: optimizer of the policy gradient.
+    sft: optimizer of the supervised gradient.
+
+  Returns:
+    A transformation whose updates go in as the pair (gradient_rl, gradient_sft), both of the
+    parameters' structure, and come out as one; its state is {"rl": …, "sft": …}.
+  """
+
+  def init(params: Any) -> dict[str, Any]:
+    return {"rl": rl.init(params), "sft": sft.init(params)}
+
+  def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    of_rl, rl_state = rl.update(gradients[0], state["rl"], params)
+    of_sft, sft_state = sft.update(gradients[1], state["sft"], params)
+    mean = jax.tree.map(lambda a, b: 0.5 * (a + b), of_rl, of_sft)
+    return mean, {"rl": rl_state, "sft": sft_state}
+
+  return optax.GradientTransformation(init, update)
+
+
 def _decays(params: dict[str, Any]) -> dict[str, Any]:
   """True for matrices: norms and biases do not decay (stacked layers add one axis)."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fadejax.config import RunConfig, to_json
 from fadejax.data.pipeline import Pipeline
-from fadejax.data.records import Task
+from fadejax.data.records import Task, TaskConfig
 from fadejax.policy import model
 from fadejax.train.setup import Policy
 from fadejax.train.step import TrainState
@@ -75,7 +75,7 @@ def show(
   policy: Policy,
   state: TrainState,
   pipeline: Pipeline,
-  tasks: list[Task],
+  tasks: list[tuple[TaskConfig, Task]],
   source: str,
   cache: str,
 ) -> None:
@@ -90,21 +90,51 @@ def show(
     f"step         {r.prompts} prompts × {r.group} completions, S = {r.max_prompt_length}, "
     f"C = {r.max_completion_length}; {config.loss.minibatches} minibatch(es) × "
     f"{config.loss.microbatches} micro-batch(es); {config.steps} steps",
-    f"weight       {config.weight.name} {config.weight.settings() or ''}".rstrip(),
-    f"fade         β {config.fade.beta:g}, H* {config.fade.target_entropy}, α up to "
-    f"{config.fade.alpha_max:g}, δ down to {config.fade.delta_min:g}, driver {config.fade.driver}",
-    *(f"task         {_task_line(task)}" for task in tasks),
-    *(f"dropped      {count} {why}" for why, count in pipeline.counts.items() if count),
+    f"weight       {config.policy_weight.name} {config.policy_weight.settings() or ''}".rstrip(),
+    *_fade_line(config),
+    *(f"task         {_task_line(task)}" for _, task in tasks),
+    *(f"note         {line}" for line in _task_notes(policy, tasks)),
+    *(f"left out     {count} {why}" for why, count in pipeline.counts.items() if count),
     f"memory       a device: parameters {_size(bytes_per_device(state.params))}, optimizer "
     f"{_size(bytes_per_device(state.opt_state))}, cache {_size(cache_bytes(config, policy))}, "
     f"activations about {_size(activation_bytes(config, policy))}",
     *(f"note         {line}" for line in policy.train_layout.replicated(axes, shapes)),
     f"cache        compiled programs in {cache}",
   ]
-  if (r.top_k or r.top_p < 1) and config.loss.old_logprobs == "sampler":
+  if r.top_k or r.top_p < 1:
     lines.append("warning      top-k or top-p while training: log-probs are of the unfiltered "
                  "distribution, so the ratio is biased")  # fmt: skip
   print("config\n" + _config_text(config) + "\nplan\n  " + "\n  ".join(lines), flush=True)
+
+
+def _fade_line(config: RunConfig) -> list[str]:
+  f = config.fade
+  if config.policy_weight.name != "fade":
+    return []
+  return [
+    f"fade         β {f.beta:g}, H* {f.target_entropy}, α up to {f.alpha_max:g}, "
+    f"δ down to {f.delta_min:g}, driver {f.driver}"
+  ]
+
+
+FEW = 30  # evaluation problems: fewer move in steps too coarse to tell two runs apart
+
+
+def _task_notes(policy: Policy, tasks: list[tuple[TaskConfig, Task]]) -> list[str]:
+  """What a user should know about the tasks before the first step."""
+  lines = []
+  for config, task in tasks:
+    if policy.tokenizer.chat_template is None and not config.raw_prompt:
+      lines.append(
+        f"{task.name}: the tokenizer has no chat template, so prompts go in as bare text "
+        "(task.raw_prompt = True says that this is meant)"
+      )
+    if len(task.eval) < FEW:
+      lines.append(
+        f"{task.name}: {len(task.eval)} evaluation problem(s): one problem is "
+        f"{1 / len(task.eval):.2f} of greedy accuracy"
+      )
+  return lines
 
 
 def _config_text(config: RunConfig) -> str:

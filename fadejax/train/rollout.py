@@ -85,16 +85,20 @@ def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float]:
   return {f"verdict/{status}": counts[status] / max(1, len(verdicts)) for status in STATUSES}
 
 
-def task_solve_rates(rewards: RewardBatch, problems: Sequence[dict[str, Any]]) -> dict[str, float]:
+def task_solve_rates(
+  batches: Sequence[RewardBatch], problems: Sequence[dict[str, Any]]
+) -> dict[str, float]:
   """`solve_rate/<task>` → mean reward over a task's valid groups, where there are several."""
   names = sorted({problem["task"] for problem in problems})
   if len(names) < 2:
     return {}
+  rewards = np.concatenate([np.clip(batch.rewards, 0.0, 1.0) for batch in batches])
+  valid = np.concatenate([batch.valid for batch in batches])
   rates = {}
   for name in names:
-    rows = [i for i, problem in enumerate(problems) if problem["task"] == name and rewards.valid[i]]
+    rows = [i for i, problem in enumerate(problems) if problem["task"] == name and valid[i]]
     if rows:
-      rates[f"solve_rate/{name}"] = float(np.mean(np.clip(rewards.rewards[rows], 0.0, 1.0)))
+      rates[f"solve_rate/{name}"] = float(np.mean(rewards[rows]))
   return rates
 
 

@@ -9,11 +9,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fadejax.arrays import PromptBatch, RewardBatch
@@ -26,7 +27,8 @@ from fadejax.data.tasks import TASKS
 from fadejax.policy import hf, model, presets, sharding
 from fadejax.policy.sampler import SamplerConfig
 from fadejax.policy.sharding import Layout
-from fadejax.train.checkpoint import restore_params
+from fadejax.train.checkpoint import restore_params, saved_steps
+from fadejax.train.optim import make_optimizer, make_schedule, parallel_average
 from fadejax.train.workdir import check_architecture
 from fadejax.verify import VerifierPool
 
@@ -70,7 +72,14 @@ def enable_compilation_cache(setting: str) -> str:
 
 def build_tasks(config: RunConfig) -> list[tuple[TaskConfig, Task]]:
   """The run's tasks, each with the settings that made it."""
-  return [(c, TASKS[c.name](c, config.seed)) for c in task_configs(config)]
+  tasks = []
+  for i, task in enumerate(task_configs(config)):
+    try:
+      tasks.append((task, TASKS[task.name](task, config.seed)))
+    except ValueError as error:
+      where = f"config.mixture[{i}], " if config.mixture else "config."
+      raise ValueError(f"{where}{error}") from error
+  return tasks
 
 
 def workdir_of(path: str) -> Path | None:
@@ -97,24 +106,35 @@ def build_tokenizer(config: RunConfig, tasks: list[tuple[TaskConfig, Task]]) -> 
   return tokenizers.characters("".join(sorted(set("".join(a for a in alphabets if a)))))
 
 
-def build_policy(config: RunConfig, tokenizer: Tokenizer) -> Policy:
+def _architecture(config: RunConfig, tokenizer: Tokenizer) -> model.Architecture:
+  """The architecture that section `model` describes."""
+  if config.model.path:
+    arch = hf.read_architecture(config.model.path)
+    try:
+      return dataclasses.replace(arch, **config.model.overrides)
+    except TypeError as error:
+      raise ValueError(f"config.model.overrides: {error}") from error
+  if config.model.preset:
+    return presets.preset(config.model.preset, tokenizer.vocab_size, config.model.overrides)
+  raise ValueError(
+    f"config.model: set path (a Hugging Face directory) or preset ({', '.join(presets.PRESETS)})"
+  )
+
+
+def build_policy(
+  config: RunConfig, tokenizer: Tokenizer, arch: model.Architecture | None = None
+) -> Policy:
   """Architecture and layouts; no parameters yet.
+
+  Args:
+    config: the run's.
+    tokenizer: the policy's.
+    arch: a run's own architecture; None: what section `model` describes.
 
   Raises:
     ValueError: neither model.path nor model.preset, or a batch the mesh cannot split.
   """
-  if config.model.path:
-    arch = hf.read_architecture(config.model.path)
-    try:
-      arch = dataclasses.replace(arch, **config.model.overrides)
-    except TypeError as error:
-      raise ValueError(f"config.model.overrides: {error}") from error
-  elif config.model.preset:
-    arch = presets.preset(config.model.preset, tokenizer.vocab_size, config.model.overrides)
-  else:
-    raise ValueError(
-      f"config.model: set path (a Hugging Face directory) or preset ({', '.join(presets.PRESETS)})"
-    )
+  arch = _architecture(config, tokenizer) if arch is None else arch
   longest = config.rollout.max_prompt_length + config.rollout.max_completion_length
   if arch.max_positions and longest > arch.max_positions:
     raise ValueError(
@@ -136,15 +156,45 @@ def build_policy(config: RunConfig, tokenizer: Tokenizer) -> Policy:
   )
 
 
-def initial_params(config: RunConfig, policy: Policy) -> tuple[model.Params, str]:
-  """Parameters in the training layout, and where they came from, in words."""
+class Initial(NamedTuple):
+  """Parameters in the training layout, where they came from in words, and which step of a run."""
+
+  params: model.Params
+  source: str
+  step: int | None = None
+
+
+def initial_params(config: RunConfig, policy: Policy, step: int | None = None) -> Initial:
+  """The parameters that a run begins with: of `init_from`, of `model.path`, or random.
+
+  Args:
+    config: the run's.
+    policy: with the architecture that they must have.
+    step: which checkpoint, where `init_from` is a run; None: its newest.
+
+  Raises:
+    ValueError, FileNotFoundError: nothing there, another architecture, or no such step.
+  """
   shardings = policy.param_shardings(policy.train_layout)
   source = config.init_from or config.model.path
   if workdir_of(source):
     check_architecture(Path(source), policy.arch)
     like = policy.abstract_params(policy.train_layout)
-    return restore_params(Path(source) / "checkpoints", like), f"run {source}"
+    if step is None:
+      step = next(iter(reversed(saved_steps(Path(source) / "checkpoints"))), None)
+    params = restore_params(Path(source) / "checkpoints", like, step)
+    return Initial(params, f"step {step} of run {source}", step)
   if source:
+    if config.init_from and not Path(source).is_dir():
+      raise FileNotFoundError(
+        f"config.init_from: {source} does not exist; give the workdir of a run (which has "
+        "checkpoints/) or a Hugging Face directory"
+      )
+    if config.init_from and not (Path(source) / "config.json").exists():
+      raise FileNotFoundError(
+        f"config.init_from: {source} holds neither checkpoints/ of a run nor config.json of a "
+        "Hugging Face model; has the run that it names saved anything yet?"
+      )
     if config.init_from and hf.read_architecture(source) != policy.arch:
       raise ValueError(f"config.init_from: {source} has another architecture than config.model")
 
@@ -152,27 +202,51 @@ def initial_params(config: RunConfig, policy: Policy) -> tuple[model.Params, str
       place: Any = functools.reduce(lambda tree, key: tree[key], path, shardings)
       return jax.make_array_from_callback(value.shape, place, lambda index: value[index])
 
-    return hf.load_params(source, policy.arch, put), f"Hugging Face directory {source}"
+    return Initial(hf.load_params(source, policy.arch, put), f"Hugging Face directory {source}")
   init = jax.jit(functools.partial(model.init_params, policy.arch), out_shardings=shardings)
-  return init(jax.random.key(config.seed)), f"random, seed {config.seed}"
+  return Initial(init(jax.random.key(config.seed)), f"random, seed {config.seed}")
 
 
-def state_shardings(
-  policy: Policy, make_state: Callable[[model.Params], Any], params: model.Params
-) -> Any:
-  """Shardings of `make_state(params)`: an optimizer's moments lie where their parameters do."""
+def abstract_state(policy: Policy, make_state: Callable[[model.Params], Any]) -> Any:
+  """`make_state(params)` as shapes with shardings: an optimizer's moments lie where their
+  parameters do."""
   own = policy.param_shardings(policy.train_layout)
+  params = policy.abstract_params(policy.train_layout)
   whole = policy.train_layout.sharding((), ())
   structure: Any = jax.tree.structure(params)
 
   def like_params(tree: Any) -> bool:
     return bool(structure == jax.tree.structure(tree))
 
-  return jax.tree.map(
-    lambda tree: own if like_params(tree) else whole,
-    jax.eval_shape(make_state, params),
-    is_leaf=like_params,
+  shapes = jax.eval_shape(make_state, params)
+  shardings = jax.tree.map(
+    lambda tree: own if like_params(tree) else whole, shapes, is_leaf=like_params
   )
+  return jax.tree.map(
+    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings
+  )
+
+
+def build_optimizer(config: RunConfig) -> tuple[optax.Schedule, optax.GradientTransformation]:
+  """The learning rate's schedule and the optimizer, or the pair of parallel averaging."""
+  o, s = config.optimizer, config.sft
+  updates = config.steps * config.loss.minibatches
+  schedule = make_schedule(o.learning_rate, o.warmup_steps, updates, o.schedule, o.final_fraction)
+  rl = make_optimizer(
+    schedule, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay, clip_norm=o.clip_norm
+  )
+  return schedule, parallel_average(
+    rl, sft_optimizer(config, config.steps)[1]
+  ) if s.alongside else rl
+
+
+def sft_optimizer(
+  config: RunConfig, steps: int
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
+  """The same of section `sft`, over `steps` updates."""
+  s = config.sft
+  schedule = make_schedule(s.learning_rate, s.warmup_steps, steps, s.schedule)
+  return schedule, make_optimizer(schedule, weight_decay=s.weight_decay)
 
 
 def to_sampler(policy: Policy, dtype: str) -> Callable[[model.Params], model.Params]:

@@ -2,7 +2,7 @@
 
 `make_update` fixes what is static and returns a function
 
-    update(state, rollout, rewards[, ref_params]) -> (state, metrics)
+    update(state, rollout, rewards, extras) -> (state, metrics)
 
 that updates FADE's running averages, turns them into α and δ, weighs the rollouts, and
 takes one optimizer step a minibatch. Micro-batches only bound memory: sums are carried
@@ -22,7 +22,7 @@ import optax
 from fadejax.algorithm import fade, losses, masses
 from fadejax.algorithm.weights import WEIGHTS
 from fadejax.arrays import RewardBatch, RolloutBatch
-from fadejax.config import LossConfig, ModelConfig, RolloutConfig, WeightConfig
+from fadejax.config import LossConfig, ModelConfig, PolicyWeightConfig, RolloutConfig
 from fadejax.policy import model
 from fadejax.policy.sharding import Layout
 
@@ -62,10 +62,54 @@ class UpdateSettings:
   arch: model.Architecture
   model: ModelConfig
   rollout: RolloutConfig
-  weight: WeightConfig
+  policy_weight: PolicyWeightConfig
   fade: fade.FadeConfig
   loss: LossConfig
   total_steps: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tally:
+  """Sums over drawn rollouts, and what to divide them by: the parts of means over them.
+
+  With dynamic sampling a step draws more than it trains on; FADE's averages and the metrics are
+  of all that was drawn.
+  """
+
+  sums: dict[str, jax.Array]  # f32[]
+  groups: jax.Array  # f32[], valid ones
+  completions: jax.Array  # f32[], of valid groups
+  tokens: jax.Array  # f32[], of valid groups
+  length_max: jax.Array  # i32[]
+  invalid_groups: jax.Array  # i32[]
+  tokens_drawn: jax.Array  # i32[], of invalid groups too
+
+  def __add__(self, other: Tally) -> Tally:
+    """Of the rollouts of both."""
+    both = jax.tree.map(jnp.add, self, other)
+    return dataclasses.replace(both, length_max=jnp.maximum(self.length_max, other.length_max))
+
+  def metrics(self) -> Metrics:
+    """The means; NaN where there is nothing to divide by."""
+    by = {"solve_rate": self.completions, "reward_mean": self.completions,
+          "mixed_share": self.groups, "entropy": self.tokens, "length_mean": self.completions,
+          "truncated_share": self.completions}  # fmt: skip
+    return {name: total / by[name] for name, total in self.sums.items()} | {
+      "length_max": self.length_max,
+      "invalid_groups": self.invalid_groups,
+      "tokens": self.tokens_drawn,
+    }
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Extras:
+  """What only some runs give an update."""
+
+  ref_params: model.Params | None = None  # of the KL term
+  tally: Tally | None = None  # of all that was drawn; None: what is trained on
+  demonstrations: RolloutBatch | None = None  # of parallel averaging, groups of one
 
 
 @jax.tree_util.register_dataclass
@@ -107,6 +151,15 @@ def completion_logprobs(
   )
 
 
+def negative_log_likelihood(
+  params: model.Params, batch: RolloutBatch, settings: UpdateSettings, layout: Layout
+) -> jax.Array:
+  """f32[], nats a token of demonstrations, over all their tokens."""
+  mask = losses.token_mask(batch.lengths, batch.tokens.shape[2])
+  logprobs, _ = completion_logprobs(settings, params, batch, layout)
+  return -jnp.sum(jnp.where(mask, logprobs, 0.0)) / jnp.sum(mask)
+
+
 def _loss_sums(
   params: model.Params,
   batch: _Batch,
@@ -130,6 +183,11 @@ def _loss_sums(
     ratio_level=loss.ratio_level,
     form=loss.form,
   )
+  if loss.importance_cap:
+    correction = losses.truncated_importance(
+      old, batch.rollout.sampler_logprobs, cap=loss.importance_cap
+    )
+    per_token = per_token * jnp.where(mask, correction, 0.0)
   kl_sum = jnp.zeros(())
   if ref_params is not None:
     ref, _ = completion_logprobs(settings, jax.lax.stop_gradient(ref_params), batch.rollout, layout)
@@ -207,25 +265,27 @@ def _gradient(
 def _optimise(
   params: model.Params,
   opt_state: optax.OptState,
-  gradient: model.Params,
+  gradient: Any,
   optimizer: optax.GradientTransformation,
-) -> tuple[model.Params, optax.OptState, jax.Array, jax.Array]:
-  """One optimizer step, left out where the gradient is not finite.
+  something: jax.Array,
+) -> tuple[model.Params, optax.OptState, jax.Array]:
+  """One optimizer step, left out where the gradient is not finite, or of nothing.
+
+  Args:
+    params: to be updated.
+    opt_state: the optimizer's.
+    gradient: as the optimizer takes it.
+    optimizer: the transformation.
+    something: bool[], whether any token is in the loss; without, momentum alone would move it.
 
   Returns:
-    (params, opt_state, gradient norm, whether the update was left out).
+    (params, opt_state, whether the gradient was not finite).
   """
-  norm = optax.tree.norm(gradient)
-  finite = jnp.isfinite(norm)
+  finite = jnp.isfinite(optax.tree.norm(gradient))
   updates, new_opt = optimizer.update(gradient, opt_state, params)
   new_params = optax.apply_updates(params, updates)
-  keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
-  return (
-    jax.tree.map(keep, new_params, params),
-    jax.tree.map(keep, new_opt, opt_state),
-    norm,
-    ~finite,
-  )
+  keep = lambda new, old: jnp.where(finite & something, new, old)  # noqa: E731
+  return jax.tree.map(keep, new_params, params), jax.tree.map(keep, new_opt, opt_state), ~finite
 
 
 def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
@@ -233,35 +293,44 @@ def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
   return jnp.sum(jnp.where(where, x, 0.0)) / jnp.sum(where)
 
 
-def _measure(
-  rollout: RolloutBatch, rewards: RewardBatch
-) -> tuple[jax.Array, jax.Array, Metrics, jax.Array]:
-  """Solve rate and entropy of the batch, other metrics, and the token mask of valid groups."""
+def _valid_tokens(rollout: RolloutBatch, rewards: RewardBatch) -> jax.Array:
+  """bool[P, G, C], the tokens of valid groups."""
+  inside = losses.token_mask(rollout.lengths, rollout.tokens.shape[2])
+  return inside & rewards.valid[:, None, None]
+
+
+def tally(rollout: RolloutBatch, rewards: RewardBatch) -> Tally:
+  """What one rollout batch adds to the means of its step."""
   valid = jnp.broadcast_to(rewards.valid[:, None], rewards.rewards.shape)
-  tokens = losses.token_mask(rollout.lengths, rollout.tokens.shape[2]) & valid[..., None]
+  tokens = _valid_tokens(rollout, rewards)
   raw = rewards.rewards
-  solve_rate = _mean(jnp.clip(raw, 0.0, 1.0), valid)
-  entropy = _mean(rollout.entropy, tokens)
   right = jnp.sum(raw >= 0.5, axis=1)
-  metrics = {
-    "solve_rate": solve_rate,
-    "reward_mean": _mean(raw, valid),
-    "mixed_share": _mean(((right > 0) & (right < raw.shape[1])).astype(jnp.float32), rewards.valid),
-    "entropy": entropy,
-    "length_mean": _mean(rollout.lengths.astype(jnp.float32), valid),
-    "length_max": jnp.max(jnp.where(valid, rollout.lengths, 0)),
-    "truncated_share": _mean(rollout.truncated.astype(jnp.float32), valid),
-    "invalid_groups": jnp.sum(~rewards.valid),
-    "tokens": jnp.sum(rollout.lengths),
-  }
-  return solve_rate, entropy, metrics, tokens
+  mixed = (right > 0) & (right < raw.shape[1])
+  total = lambda x, where: jnp.sum(jnp.where(where, x, 0.0))  # noqa: E731
+  count = lambda x: jnp.sum(x).astype(jnp.float32)  # noqa: E731
+  return Tally(
+    sums={
+      "solve_rate": total(jnp.clip(raw, 0.0, 1.0), valid),
+      "reward_mean": total(raw, valid),
+      "mixed_share": count(mixed & rewards.valid),
+      "entropy": total(rollout.entropy, tokens),
+      "length_mean": total(rollout.lengths.astype(jnp.float32), valid),
+      "truncated_share": count(rollout.truncated & valid),
+    },
+    groups=count(rewards.valid),
+    completions=count(valid),
+    tokens=count(tokens),
+    length_max=jnp.max(jnp.where(valid, rollout.lengths, 0)),
+    invalid_groups=jnp.sum(~rewards.valid),
+    tokens_drawn=jnp.sum(rollout.lengths),
+  )
 
 
 def _weigh(
   settings: UpdateSettings, rollout: RolloutBatch, rewards: RewardBatch, knobs: tuple[Any, Any]
 ) -> tuple[jax.Array, Metrics]:
   """Weights f32[P, G], zero in invalid groups, with their masses and the α and δ used."""
-  name, options = settings.weight.name, settings.weight.settings()
+  name, options = settings.policy_weight.name, settings.policy_weight.settings()
   trained_on = rewards.rewards + rewards.shaping
   if name == "fade":
     options = {"alpha": knobs[0], "delta": knobs[1]}
@@ -271,7 +340,17 @@ def _weigh(
   weights = WEIGHTS[name](trained_on, **options)
   weights = jnp.where(rewards.valid[:, None], weights, 0.0)
   m_s, m_f = masses.decompose(weights, rewards.rewards)
-  metrics = {"m_s": _mean(m_s, rewards.valid), "m_f": _mean(m_f, rewards.valid)}
+  drift = masses.entropy_drift(
+    weights, rollout.sampler_logprobs, rollout.entropy, _valid_tokens(rollout, rewards)
+  )
+  metrics = {
+    "m_s": _mean(m_s, rewards.valid),
+    "m_f": _mean(m_f, rewards.valid),
+    "drift_mass": drift[0],
+    "drift_covariance": drift[1],
+    "n_eff": masses.n_eff(weights),
+    "mean_difficulty": masses.mean_difficulty(weights, rewards.rewards),
+  }
   if name == "fade":
     metrics |= {"alpha": knobs[0], "delta": knobs[1]}
   elif name in _KNOBS:
@@ -298,6 +377,9 @@ def make_update(
     schedule: its learning rate, for the metrics.
     layout: the training layout.
     state_shardings: TrainState of shardings that the new state must keep.
+
+  Returns:
+    The update; `extras.demonstrations` wants `optim.parallel_average`.
   """
   loss = settings.loss
 
@@ -305,14 +387,15 @@ def make_update(
     state: TrainState,
     rollout: RolloutBatch,
     rewards: RewardBatch,
-    ref_params: model.Params | None = None,
+    extras: Extras = Extras(),
   ) -> tuple[TrainState, Metrics]:
-    solve_rate, entropy, metrics, mask = _measure(rollout, rewards)
+    metrics = (tally(rollout, rewards) if extras.tally is None else extras.tally).metrics()
+    mask = _valid_tokens(rollout, rewards)
     fade_state, alpha, delta = fade.update(
       settings.fade,
       state.fade,
-      solve_rate,
-      entropy,
+      metrics["solve_rate"],
+      metrics["entropy"],
       step=state.step,
       total_steps=settings.total_steps,
     )
@@ -334,9 +417,16 @@ def make_update(
 
     def one(carry: Any, batch: _Batch) -> tuple[Any, Metrics]:
       params, opt_state = carry
-      gradient, sums = _gradient(params, batch, ref_params, settings, layout)
-      params, opt_state, norm, skipped = _optimise(params, opt_state, gradient, optimizer)
-      return (params, opt_state), {**sums, "grad_norm": norm, "skipped": skipped}
+      gradient: Any
+      gradient, sums = _gradient(params, batch, extras.ref_params, settings, layout)
+      sums["grad_norm"] = optax.tree.norm(gradient)
+      if extras.demonstrations is not None:
+        supervised = jax.value_and_grad(negative_log_likelihood)
+        sums["sft_loss"], other = supervised(params, extras.demonstrations, settings, layout)
+        sums["sft_grad_norm"] = optax.tree.norm(other)
+        gradient = (gradient, other)
+      new = _optimise(params, opt_state, gradient, optimizer, jnp.any(batch.mask))
+      return new[:2], {**sums, "skipped": new[2]}
 
     batch = _Batch(rollout, weights, mask, old)
     carry = state.params, state.opt_state
@@ -352,7 +442,11 @@ def make_update(
       "clip_share": jnp.sum(sums["clipped"]) / count,
       "logprob_gap_mean": jnp.sum(sums["gap"]) / count,
       "logprob_gap_max": jnp.max(sums["gap_max"]),
-      "grad_norm": jnp.mean(sums["grad_norm"]),
+      **{
+        name: jnp.mean(sums[name])
+        for name in ("grad_norm", "sft_loss", "sft_grad_norm")
+        if name in sums
+      },
       "update_skipped": jnp.sum(sums["skipped"]),
       "learning_rate": schedule(state.step * loss.minibatches),
     }

@@ -20,10 +20,25 @@ MAY_CHANGE = (
 )  # fmt: skip
 
 
-def note(workdir: Path, config: RunConfig, arch: Architecture, command: str) -> None:
-  """Writes config.json and run.json; `check` reads them when the command comes again."""
+def note(
+  workdir: Path, config: RunConfig, arch: Architecture, command: str, init_step: int | None = None
+) -> None:
+  """Writes config.json and run.json; `check` reads them when the command comes again.
+
+  Args:
+    workdir: the run's folder.
+    config: the resolved config.
+    arch: the policy's architecture.
+    command: which command's run it is.
+    init_step: the checkpoint of `init_from` that the parameters are from; None: no run's.
+  """
   # run.json first: a config.json without it is taken for somebody else's.
-  text = json.dumps({"command": command, "architecture": dataclasses.asdict(arch)}, indent=2)
+  facts = {
+    "command": command,
+    "architecture": dataclasses.asdict(arch),
+    "init_step": init_step,
+  }
+  text = json.dumps(facts, indent=2)
   write_atomically(workdir / RUN_FILE, text + "\n")
   write_atomically(workdir / CONFIG_FILE, to_json(config) + "\n")
 
@@ -51,11 +66,7 @@ def check(workdir: Path, config: RunConfig, arch: Architecture, command: str) ->
   if not _begun(workdir):
     return
   check_architecture(workdir, arch)
-  path = workdir / CONFIG_FILE
-  try:
-    earlier = dataclasses.asdict(resolve(_read(path)))
-  except ValueError as error:
-    raise ValueError(f"{path}, which the run began with, does not resolve: {error}") from error
+  earlier = dataclasses.asdict(read_config(workdir))
   now = dataclasses.asdict(config)
   changed = [
     f"  {key}: {earlier[key]!r} there, {now[key]!r} now"
@@ -67,6 +78,40 @@ def check(workdir: Path, config: RunConfig, arch: Architecture, command: str) ->
       f"{workdir} holds a run with another config:\n" + "\n".join(changed) + "\n"
       "Take another --workdir, or set these fields back to resume it."
     )
+
+
+def read_config(workdir: Path) -> RunConfig:
+  """The config that a run began with.
+
+  Raises:
+    ValueError: no run's workdir, or its config.json is damaged or of another version.
+  """
+  path = workdir / CONFIG_FILE
+  if not (path.exists() and (workdir / RUN_FILE).exists()):
+    raise ValueError(
+      f"{workdir} is not the workdir of a run: it has no {CONFIG_FILE} and {RUN_FILE}"
+    )
+  try:
+    return resolve(_read(path))
+  except ValueError as error:
+    raise ValueError(f"{path}, which the run began with, does not resolve: {error}") from error
+
+
+def read_architecture(workdir: Path) -> Architecture:
+  """The architecture of a run's policy; ValueError where run.json is missing or damaged."""
+  path = workdir / RUN_FILE
+  if not path.exists():
+    raise ValueError(f"{workdir} is not the workdir of a run: it has no {RUN_FILE}")
+  try:
+    return Architecture(**_read(path)["architecture"])
+  except (KeyError, TypeError) as error:
+    raise ValueError(f"{path} is of another version of fadejax: {error}") from error
+
+
+def init_step(workdir: Path) -> int | None:
+  """The checkpoint of `init_from` that this run's first parameters are from."""
+  path = workdir / RUN_FILE
+  return _read(path).get("init_step") if path.exists() else None
 
 
 def check_architecture(workdir: Path, arch: Architecture) -> None:

@@ -3,8 +3,9 @@
   python -m fadejax.verify --input=problems_with_completions.jsonl --output=verdicts.jsonl
 
 Each input row is a problem record with `completion` (text) or `completions` (a list of
-texts). Each output row is one verdict: row, id, completion (its index), verifier, reward,
-status, detail. Prints a summary by status. Exit status 2 when the input is malformed.
+texts); rows that name no verifier are math. Each output row is one verdict: row, id,
+completion (its index), verifier, reward, status, detail. Prints a summary by status. Exit
+status 2 when the input is malformed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _INPUT = flags.DEFINE_string("input", None, "JSONL file of problems with complet
 _OUTPUT = flags.DEFINE_string("output", None, "JSONL file to write, one verdict a line.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=1)
 _TIMEOUT = flags.DEFINE_float("timeout_s", 10.0, "CPU seconds per item.", lower_bound=0.01)
-_VERIFIER = flags.DEFINE_string("verifier", None, "Verifier of rows that name none.")
+_VERIFIER = flags.DEFINE_string("verifier", "math", "Verifier of rows that name none.")
 
 BATCH = 1024  # items in flight: bounds memory on files of any length
 
@@ -34,7 +35,7 @@ class InputError(ValueError):
   """A malformed input; the message names file and line."""
 
 
-def read_rows(path: Path, verifier: str | None) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
+def read_rows(path: Path, verifier: str) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
   """(line number, completion index, completion, problem record) of every completion.
 
   Raises:
@@ -51,10 +52,9 @@ def read_rows(path: Path, verifier: str | None) -> Iterator[tuple[int, int, str,
         raise InputError(f"{where}: not JSON: {error}") from error
       if not isinstance(row, dict):
         raise InputError(f"{where}: expected an object, got {type(row).__name__}")
-      if verifier is not None:
-        row.setdefault("verifier", verifier)
-      if not isinstance(row.get("verifier"), str):
-        raise InputError(f"{where}: field 'verifier' is missing (or pass --verifier)")
+      row.setdefault("verifier", verifier)
+      if not isinstance(row["verifier"], str):
+        raise InputError(f"{where}: field 'verifier' is not text")
       try:
         check_name(row["verifier"])
       except ValueError as error:
@@ -105,7 +105,7 @@ def summary(verdicts: Sequence[Verdict], bad_golds: int) -> str:
   return "\n".join(lines)
 
 
-def run(source: Path, target: Path, verifier: str | None, pool: VerifierPool) -> str:
+def run(source: Path, target: Path, verifier: str, pool: VerifierPool) -> str:
   """Grades `source` into `target`; returns the summary.
 
   Every line is checked before the first is graded, so that a malformed file costs nothing.

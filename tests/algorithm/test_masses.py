@@ -264,3 +264,27 @@ def test_entropy_drift_is_exact_to_first_order_in_a_softmax():
 
   assert float(first) == pytest.approx(0.0, abs=1e-6)
   assert float(second) == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(40, 12), (12, 40), (5, 5), (200, 3)])
+@pytest.mark.parametrize("scale", [1.0, 1e-9])
+def test_rank_one_share_against_an_svd(rows, columns, scale):
+  rng = np.random.default_rng(rows)
+  for spectrum in (lambda n: 0.5 ** np.arange(n), lambda n: 1.0 / (1 + np.arange(n))):
+    left, _ = np.linalg.qr(rng.normal(size=(rows, rows)))
+    right, _ = np.linalg.qr(rng.normal(size=(columns, columns)))
+    sigma = spectrum(min(rows, columns)) * scale
+    matrix = (left[:, : len(sigma)] * sigma) @ right[: len(sigma)]
+    share = masses.rank_one_share(jnp.asarray(matrix, jnp.float32))
+    np.testing.assert_allclose(share, sigma[0] ** 2 / (sigma**2).sum(), rtol=1e-4)
+
+
+def test_rank_one_share_of_noise_of_rank_one_and_of_nothing():
+  noise = np.random.default_rng(0).normal(size=(300, 64))  # no gap: the hardest for the iteration
+  sigma = np.linalg.svd(noise, compute_uv=False)
+  share = float(masses.rank_one_share(jnp.asarray(noise, jnp.float32)))
+  exact = sigma[0] ** 2 / (sigma**2).sum()
+  assert 0.95 * exact < share <= 1.0001 * exact
+  one = np.outer(np.arange(1.0, 7.0), np.arange(1.0, 4.0))
+  np.testing.assert_allclose(masses.rank_one_share(jnp.asarray(one, jnp.float32)), 1.0, rtol=1e-5)
+  assert np.isnan(masses.rank_one_share(jnp.zeros((4, 3))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -134,10 +135,25 @@ def test_overlong_prompts_of_a_file_are_dropped_and_counted():
     make([finite("t", 50)], max_prompt_length=2)
 
 
-def test_overlong_generated_prompts_are_an_error():
-  pipeline = make([arithmetic()], max_prompt_length=40)
-  with pytest.raises(ValueError, match=r"has 4[3-5] tokens, wanted 1 to 40; .*max_prompt_length"):
-    pipeline.batch(0)
+def test_overlong_generated_prompts_are_drawn_again():
+  """Prompts of 1 to 5 tokens, limit 4: order, hosts and resume as ever, none too long, counted."""
+  endless = dataclasses.replace(finite("t", 4000, lambda i: 1 + i % 5), generated=True)
+  pipeline = make([endless], max_prompt_length=4)
+  batches = [pipeline.batch(first) for first in range(0, 400, 8)]
+  assert max(int(batch.lengths.max()) for batch in batches) == 4
+  assert 40 < pipeline.redrawn < 120  # one in five of 400 draws, and of those drawn again
+  reason = "of 64 generated prompts of t are over rollout.max_prompt_length = 4"
+  assert pipeline.counts == {f"{reason}: such a problem is drawn again": 12}
+  again = make([endless], max_prompt_length=4)
+  assert ids(again.batch(392)) == ids(batches[-1])
+  halves = [make([endless], max_prompt_length=4, process_index=i, process_count=2) for i in (0, 1)]
+  assert [x for half in halves for x in ids(half.batch(8))] == ids(batches[1])
+  assert make([endless], max_prompt_length=5).counts == {}
+
+
+def test_generated_prompts_that_are_all_too_long_are_an_error_at_the_start():
+  with pytest.raises(ValueError, match=r"none of 64 .* fits in rollout\.max_prompt_length = 40"):
+    make([arithmetic()], max_prompt_length=40)
 
 
 def test_a_prompt_that_cannot_be_encoded_is_named():

@@ -155,8 +155,18 @@ def test_second_start_compiles_nothing_and_reports(tmp_path, warm_start):
   assert exported["problems"] == after["problems"]
   low, high = exported["intervals"]["pass@1"]
   assert low <= exported["metrics"]["pass@1"] <= high
-  run("evaluate", *flags, "--config.model.preset=nano", f"--checkpoint={tmp_path / 'b'}")
+  # A checkpoint brings its run's config, architecture and tokenizer.
+  run("evaluate", f"--checkpoint={tmp_path / 'b'}", f"--out={out}")
   assert json.loads(out.read_text())["problems"] == after["problems"]
+  run("evaluate", *flags, f"--checkpoint={tmp_path / 'b'}")
+  assert json.loads(out.read_text())["problems"] == after["problems"]
+  for wrong, message in (
+    ([f"--checkpoint={tmp_path / 'none'}"], "is not the workdir of a run"),
+    ([], "--config=configs/NAME.py is wanted"),
+    ([f"--checkpoint={tmp_path / 'b'}", "--ks=a"], "--ks=a: whole numbers"),
+  ):
+    done = run("evaluate", *wrong, ok=False)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.e2e
@@ -250,7 +260,7 @@ def test_plan_only_profile_and_mistakes(tmp_path, warm_start):
     (["--profile=5"], "FIRST:LAST"),
     (["--config.loss.normaliser=token_men"], "did you mean 'token_mean'"),
     (["--config.rollout.prompts=7", "--config.loss.microbatches=2"], "must be a multiple"),
-    (["--config.weight.name=maxpo", "--config.weight.k=4"], "maxpo"),
+    (["--config.policy_weight.name=maxpo", "--config.policy_weight.k=4"], "maxpo"),
     (["--config.mesh.fsdp=-1"], "are both -1"),
   ):
     done = run("train", *training(tmp_path / "m", warm_start), *flags, ok=False)

@@ -152,6 +152,8 @@ def test_starting_afresh_drops_rows_that_no_checkpoint_covers(tmp_path):
     assert writers.dropped["metrics.jsonl"] == 2
     writers.row(row(0))
   assert read(tmp_path / "metrics.jsonl") == [row(0)]
+  # Somebody may have deleted the checkpoints of a long run: its rows are not lost.
+  assert read(tmp_path / "metrics.jsonl.old") == [row(0), row(1)]
   assert [step for step, _ in read_events(tmp_path)] == [0]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fadejax.train.optim import make_optimizer, make_schedule
+from fadejax.train.optim import make_optimizer, make_schedule, parallel_average
 
 
 def test_warm_up_and_decay():
@@ -38,3 +39,19 @@ def test_first_adam_step_clipping_and_decay_of_matrices_only():
   np.testing.assert_allclose(updates["layers"]["q_bias"], -0.1, rtol=1e-5)
   np.testing.assert_allclose(updates["embedding"], -0.25, rtol=1e-5)
   np.testing.assert_allclose(updates["layers"]["gate"], -0.25, rtol=1e-5)
+
+
+def test_parallel_averaging_keeps_two_states():
+  """Worked by hand: Adam at 0.01 and 0.02 on one scalar, three steps of unequal gradients."""
+  both = parallel_average(optax.adam(0.01), optax.adam(0.02))
+  theta = jnp.zeros(())
+  state = both.init(theta)
+  expected = [0.005, 0.0102965, 0.01154182]
+  for (rl, sft), value in zip([(0.3, -0.2), (0.1, -0.4), (0.3, 0.1)], expected, strict=True):
+    update, state = both.update((jnp.asarray(rl), jnp.asarray(sft)), state, theta)
+    theta = theta + update
+    np.testing.assert_allclose(theta, value, rtol=1e-5)
+  # One Adam on averaged gradients goes elsewhere.
+  single = optax.adam(0.01)
+  update, _ = single.update(jnp.asarray(0.05), single.init(theta), theta)
+  np.testing.assert_allclose(update, -0.01, rtol=1e-5)

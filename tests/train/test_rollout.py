@@ -61,7 +61,7 @@ def test_text_ends_before_the_stop_token_and_rewards_follow_verdicts():
   assert pool.seen == ["12", "3", "1234", "5"]
   np.testing.assert_array_equal(graded.rewards.rewards, [[1, 0], [1, 0]])
   assert graded.rewards.valid.all()
-  assert rollouts.task_solve_rates(graded.rewards, problems("12", "1234")) == {
+  assert rollouts.task_solve_rates([graded.rewards], problems("12", "1234")) == {
     "solve_rate/t0": 0.5,
     "solve_rate/t1": 0.5,
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,12 @@ import optax
 import pytest
 
 from fadejax.algorithm import fade
+from fadejax.algorithm.weights import WEIGHTS
 from fadejax.arrays import PromptBatch, RewardBatch, RolloutBatch
-from fadejax.config import LossConfig, ModelConfig, RolloutConfig, WeightConfig
+from fadejax.config import LossConfig, ModelConfig, PolicyWeightConfig, RolloutConfig
 from fadejax.policy import model, sharding
 from fadejax.train import step as steps
+from fadejax.train.optim import parallel_average
 
 P, G, S, C, V = 8, 4, 6, 5, 16
 ARCH = model.Architecture(V, 16, 2, 4, 2, 4, 24)
@@ -23,7 +26,7 @@ SETTINGS = steps.UpdateSettings(
   ARCH,
   ModelConfig(),
   RolloutConfig(prompts=P, group=G, max_completion_length=C),
-  WeightConfig("dr_grpo"),
+  PolicyWeightConfig("dr_grpo"),
   fade.FadeConfig(),
   LossConfig(),
   10,
@@ -64,7 +67,9 @@ def batch(seed=0):
   return rollout, rewards
 
 
-def run(settings=SETTINGS, layout=ONE, data=None, optimizer=None, start=None, ref=None):
+def run(
+  settings=SETTINGS, layout=ONE, data=None, optimizer=None, start=None, ref=None, extras=None
+):
   """New parameters, state and metrics of one update."""
   optimizer = optimizer or optax.sgd(1.0)
   rollout, rewards = data or batch()
@@ -74,8 +79,8 @@ def run(settings=SETTINGS, layout=ONE, data=None, optimizer=None, start=None, re
     fresh = jax.device_put(fresh, layout.tree(axes, model.abstract_params(ARCH)))
   state = steps.init_state(fresh, optimizer, settings.fade)
   update = steps.make_update(settings, optimizer, lambda count: 0.1, layout)
-  extra = () if ref is None else (ref,)
-  state, metrics = update(state, rollout, rewards, *extra)
+  extras = extras or steps.Extras(ref_params=ref)
+  state, metrics = update(state, rollout, rewards, extras)
   return jax.device_get(state.params), state, jax.device_get(metrics)
 
 
@@ -99,7 +104,8 @@ def by_hand(data, weights, divisor):
     log = jax.nn.log_softmax(hidden[:, :, :-1] @ model.head(p).T)
     chosen = jnp.take_along_axis(log, rollout.tokens[..., None], -1)[..., 0]
     mask = jnp.arange(C)[None, None, :] < rollout.lengths[..., None]
-    return -jnp.sum(jnp.where(mask, chosen, 0.0) * weights[..., None]) / divisor
+    by_token = weights if weights.ndim == 3 else weights[..., None]
+    return -jnp.sum(jnp.where(mask, chosen, 0.0) * by_token) / divisor
 
   return jax.tree.map(lambda x, g: x - g, params(), jax.jit(jax.grad(loss))(params()))
 
@@ -123,7 +129,7 @@ def test_fade_weighs_with_the_schedule_and_keeps_its_averages():
   data = batch()
   rollout, rewards = data
   config = fade.FadeConfig(beta=0.2, target_entropy=1.2)
-  settings = dataclasses.replace(SETTINGS, weight=WeightConfig("fade"), fade=config)
+  settings = dataclasses.replace(SETTINGS, policy_weight=PolicyWeightConfig("fade"), fade=config)
   new, state, metrics = run(settings, data=data)
   r = np.asarray(rewards.rewards)
   p_hat = 0.8 * 0.5 + 0.2 * r.mean()
@@ -183,7 +189,7 @@ def test_invalid_groups_leave_everything():
   rewards = dataclasses.replace(
     rewards, valid=jnp.asarray(valid), rewards=jnp.where(valid[:, None], rewards.rewards, 0.0)
   )
-  fade_weight = dataclasses.replace(SETTINGS, weight=WeightConfig("fade"))
+  fade_weight = dataclasses.replace(SETTINGS, policy_weight=PolicyWeightConfig("fade"))
   new, _, metrics = run(fade_weight, data=(rollout, rewards))
   kept = jax.tree.map(lambda x: x[valid], (rollout, rewards))
   layout = sharding.make_layout(mesh_of(1, 1, 1), sharding.TRAIN_RULES, 4, G)
@@ -233,7 +239,9 @@ def test_truncated_completions_can_leave_the_loss():
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
 def test_eight_devices_make_the_update_of_one(shape):
   settings = dataclasses.replace(
-    change(microbatches=1), weight=WeightConfig("fade"), model=ModelConfig(remat="full")
+    change(microbatches=1),
+    policy_weight=PolicyWeightConfig("fade"),
+    model=ModelConfig(remat="full"),
   )
   one = run(settings, optimizer=optax.adamw(0.01))
   layout = sharding.make_layout(mesh_of(*shape), sharding.TRAIN_RULES, P, G)
@@ -243,3 +251,89 @@ def test_eight_devices_make_the_update_of_one(shape):
     np.testing.assert_allclose(one[2][key], many[2][key], rtol=1e-4, atol=1e-6, err_msg=key)
   sizes = {x.sharding.shard_shape(x.shape) for x in [many[1].params["layers"]["gate"]]}
   assert sizes == {(2, 16 // shape[1], 24 // shape[2])}
+
+
+@pytest.mark.parametrize("name", sorted(set(WEIGHTS) - {"fade"}))
+def test_every_weight_of_the_table_trains(name):
+  """Loss and masses are finite, and the parameters move."""
+  needed = {"alpha": 2.0, "delta": 0.5, "k": 2}
+  own = inspect.signature(WEIGHTS[name]).parameters
+  wanted = {key: value for key, value in needed.items() if key in own}
+  settings = dataclasses.replace(SETTINGS, policy_weight=PolicyWeightConfig(name, **wanted))
+  new, _, metrics = run(settings)
+  assert np.isfinite([metrics[k] for k in ("loss", "m_s", "m_f", "grad_norm", "n_eff")]).all()
+  assert not np.array_equal(new["head"], params()["head"])
+  assert ("alpha" in metrics) == (name in ("dr_grpo", "power", "asym", "power_asym"))
+
+
+def test_a_tally_of_more_than_is_trained_on_drives_fade_and_the_metrics():
+  """As with dynamic sampling: half of the groups are invalid, all of them are measured."""
+  rollout, rewards = batch()
+  half = dataclasses.replace(rewards, valid=jnp.arange(P) % 2 == 0)
+  settings = dataclasses.replace(SETTINGS, policy_weight=PolicyWeightConfig("fade"))
+  other_rollout, other_rewards = batch(1)
+  both = steps.tally(rollout, rewards) + steps.tally(other_rollout, other_rewards)
+  _, state, metrics = run(settings, data=(rollout, half), extras=steps.Extras(tally=both))
+  r = np.concatenate([np.asarray(rewards.rewards), np.asarray(other_rewards.rewards)])
+  mask = [np.arange(C) < np.asarray(x.lengths)[..., None] for x in (rollout, other_rollout)]
+  entropy = np.concatenate([np.asarray(x.entropy) for x in (rollout, other_rollout)])
+  np.testing.assert_allclose(metrics["solve_rate"], r.mean(), rtol=1e-6)
+  np.testing.assert_allclose(metrics["entropy"], entropy[np.concatenate(mask)].mean(), rtol=1e-5)
+  np.testing.assert_allclose(state.fade.solve_rate, 0.5 + 0.02 * (r.mean() - 0.5), rtol=1e-6)
+  c = r.sum(1)
+  np.testing.assert_allclose(metrics["mixed_share"], ((c > 0) & (c < G)).mean(), rtol=1e-6)
+  assert metrics["tokens"] == sum(m.sum() for m in mask)
+  # The masses are of what is trained on.
+  weights = np.asarray(half.rewards) - np.asarray(half.rewards).mean(1, keepdims=True)
+  mass = (weights * np.asarray(half.rewards)).sum(1)[::2] / G
+  np.testing.assert_allclose(
+    metrics["m_s"], (mass * (1 - np.asarray(half.rewards).mean(1)[::2]) ** (metrics["alpha"] - 1))
+    .mean(), rtol=1e-4,
+  )  # fmt: skip
+
+
+def test_a_batch_without_a_valid_group_leaves_parameters_and_momentum_alone():
+  rollout, rewards = batch()
+  optimizer = optax.adam(0.1)
+  none = dataclasses.replace(rewards, valid=jnp.zeros(P, bool))
+  update = steps.make_update(SETTINGS, optimizer, lambda count: 0.1, ONE)
+  fresh = jax.tree.map(jnp.array, params())
+  state, _ = update(steps.init_state(fresh, optimizer, SETTINGS.fade), rollout, rewards)
+  before = jax.device_get((state.params, state.opt_state))
+  state, metrics = update(state, rollout, none)
+  jax.tree.map(np.testing.assert_array_equal, before, (state.params, state.opt_state))
+  assert int(state.step) == 2 and metrics["update_skipped"] == 0
+
+
+def test_parallel_averaging_applies_the_mean_of_the_two_updates():
+  data = batch()
+  rollout, _ = batch(3)
+  one = jax.tree.map(lambda x: x[:, :1], dataclasses.replace(rollout, prompts=None))
+  shown = dataclasses.replace(one, prompts=rollout.prompts)
+  new, _, metrics = run(
+    data=data,
+    optimizer=parallel_average(optax.sgd(1.0), optax.sgd(3.0)),
+    extras=steps.Extras(demonstrations=shown),
+  )
+  rl, _, _ = run(data=data)
+  loss, gradient = jax.jit(
+    jax.value_and_grad(lambda p: steps.negative_log_likelihood(p, shown, SETTINGS, ONE))
+  )(params())
+  np.testing.assert_allclose(metrics["sft_loss"], loss, rtol=1e-6)
+  np.testing.assert_allclose(metrics["sft_grad_norm"], optax.tree.norm(gradient), rtol=1e-4)
+  expected = jax.tree.map(
+    lambda p, a, g: p + 0.5 * ((a - p) - 3.0 * g), params(), rl, gradient
+  )  # fmt: skip
+  close(new, expected)
+
+
+def test_truncated_importance_multiplies_the_surrogate():
+  """The sampler's log-probs are -2.5 everywhere; the trainer's differ."""
+  data = batch()
+  rollout, rewards = data
+  new, _, _ = run(change(importance_cap=1.5), data=data)
+  logprobs, _ = jax.jit(lambda p: steps.completion_logprobs(SETTINGS, p, rollout, ONE))(params())
+  ratio = jnp.minimum(jnp.exp(logprobs + 2.5), 1.5)
+  assert float(jnp.min(ratio)) < 1.0 and float(jnp.max(ratio)) == 1.5
+  weights = rewards.rewards - rewards.rewards.mean(1, keepdims=True)
+  close(new, by_hand(data, weights[..., None] * ratio, rollout.lengths.sum()))
