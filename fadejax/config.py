@@ -63,6 +63,7 @@ class RolloutConfig:
   top_p: float = 1.0  # 1: off
   dynamic_sampling: bool = False  # groups whose rewards agree give way to fresh prompts (DAPO)
   max_batches: int = 4  # with it: batches that one step may draw
+  when_none: str = "skip"  # skip | stop: what a step does that finds no such group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +328,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
   "model.dtype": ("float32", "bfloat16"),
   "model.remat": ("none", "dots", "full"),
   "model.matmul_precision": ("default", "high", "highest"),
+  "rollout.when_none": ("skip", "stop"),
   "loss.ratio_level": ("token", "sequence"),
   "loss.form": ("clip", "cispo"),
   "loss.normaliser": ("token_mean", "sequence_mean", "constant"),

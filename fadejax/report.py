@@ -1,6 +1,7 @@
 """Draws what happened in one or several runs, as one self-contained HTML page.
 
   python -m fadejax.report RUN [RUN ...] [--out=report.html] [--png=curves.png]
+  python -m fadejax.report --masses=grpo,power:alpha=2 --out=masses.png    (report_masses.py)
 
 Each RUN is the working directory of a run (finished, stopped or still going).
 Several runs overlay, a colour each. --out is RUN/report.html by default, and
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from absl import app, flags
+from absl import app, flags, logging
 
 from fadejax.report_figures import (
   PANELS,
@@ -225,6 +226,21 @@ def _template() -> jinja2.Template:
 
 def main(argv: list[str]) -> None:
   """The command: see the module's docstring."""
+  logging.set_verbosity(logging.WARNING)
+  if flags.FLAGS.masses:
+    from fadejax import report_masses  # imports jax, which a report of runs does without
+
+    if len(argv) > 1:
+      sys.exit("fadejax.report: --masses draws weights, not runs; give one or the other")
+    try:
+      print(
+        report_masses.write(
+          flags.FLAGS.masses, Path(flags.FLAGS.out or "masses.png"), flags.FLAGS.group
+        )
+      )
+    except (ValueError, OSError) as error:
+      sys.exit(f"fadejax.report: {error}")
+    return
   if len(argv) < 2:
     sys.exit("usage: python -m fadejax.report RUN [RUN ...] [--out=FILE] [--png=FILE]")
   try:
@@ -239,4 +255,6 @@ if __name__ == "__main__":
   # Not at import: train imports this module and has flags of its own.
   flags.DEFINE_string("out", None, "The page; default RUN/report.html, or ./report.html.")
   flags.DEFINE_string("png", None, "Also write the four main curves to this picture.")
+  flags.DEFINE_string("masses", None, "Weights to draw, such as grpo,power:alpha=2; or all.")
+  flags.DEFINE_integer("group", 8, "With --masses: completions a group.")
   app.run(main)

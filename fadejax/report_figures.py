@@ -110,6 +110,36 @@ PANELS = (
     "m_S far above m_F makes entropy collapse; the reverse makes the head's update rank one.",
   ),
   Panel(
+    "Where the weight lies",
+    "share",
+    (("mean_difficulty", "mean difficulty 1 - r̄"),),
+    "0: on easy prompts, 1: on hard ones.",
+  ),
+  Panel(
+    "Effective number of groups",
+    "groups",
+    (("n_eff", "N_eff"),),
+    "(Σ a)² / Σ a² over the groups' mean |weight|: few means a noisy gradient.",
+  ),
+  Panel(
+    "First-order entropy drift",
+    "nats per unit of rate",
+    (("drift_mass", "(m_S - m_F) H"), ("drift_covariance", "-Cov(A, log π)")),
+    "A diagnostic only: the sign of the sum did not always hold.",
+  ),
+  Panel(
+    "Rank-one share of the head's change",
+    "share",
+    (
+      ("head/rank_one_share", "σ₁² / Σσ²"),
+      ("head/update_share", "head's share of the whole change"),
+      ("tied_head/rank_one_share", "σ₁² / Σσ², tied"),
+      ("tied_head/update_share", "share of the whole change, tied"),
+    ),
+    "Every log.head_every steps. Near 1: the head moves along one direction.",
+    share=True,
+  ),
+  Panel(
     "Completion length",
     "tokens",
     (("length_mean", "mean"), ("length_max", "longest")),
@@ -151,6 +181,18 @@ PANELS = (
     log=True,
   ),
   Panel("Loss and KL", "", (("loss", "loss"), ("kl", "KL")), "The loss's level means little."),
+  Panel(
+    "Supervised loss beside RL",
+    "nats per token",
+    (("sft_loss", "demonstrations"),),
+    "Parallel averaging.",
+  ),
+  Panel(
+    "Batches drawn a step",
+    "batches",
+    (("refill/batches", "batches"),),
+    "Dynamic sampling: groups whose rewards agree give way to fresh prompts.",
+  ),
   Panel("Throughput", "tokens per second", (("tokens_per_s", "generated"),), ""),
 )
 MAIN_CURVES = ("Solve rate in training", "Entropy against its target", "FADE's α and δ", "Masses")
@@ -282,7 +324,8 @@ def _finish(axes: Axes, unit: str) -> None:
     axes.legend(frameon=False, fontsize=8.5)
 
 
-def _style(ink: str) -> Any:  # matplotlib types the keys one by one
+def style(ink: str) -> Any:  # matplotlib types the keys one by one
+  """matplotlib settings of every picture, with text and axes in one colour."""
   coloured = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
   return dict.fromkeys((*coloured, "grid.color"), ink) | {
     "svg.fonttype": "none",
@@ -304,7 +347,7 @@ def inline_svg(draw: Callable[[Axes], Any], salt: str) -> tuple[Markup, Any]:
   Returns:
     The element, and what `draw` returned.
   """
-  with matplotlib.rc_context(_style(INK) | {"svg.hashsalt": salt}):
+  with matplotlib.rc_context(style(INK) | {"svg.hashsalt": salt}):
     figure = Figure(figsize=(5.6, 3.1), layout="constrained")
     result = draw(figure.add_subplot())
     buffer = io.StringIO()
@@ -320,15 +363,19 @@ def inline_svg(draw: Callable[[Axes], Any], salt: str) -> tuple[Markup, Any]:
 def picture(runs: Sequence[Run], out: Path) -> Path:
   """Writes the four main curves as one PNG of under 100 kB; returns its path."""
   panels = {panel.title: panel for panel in PANELS}
-  with matplotlib.rc_context(_style("#24292f")):
+  with matplotlib.rc_context(style("#24292f")):
     figure = Figure(figsize=(9.6, 5.8), layout="constrained")
     for axes, title in zip(figure.subplots(2, 2).flat, MAIN_CURVES, strict=True):
       if not draw_panel(axes, panels[title], runs):
         axes.text(0.5, 0.5, "not recorded", ha="center", transform=axes.transAxes)
       axes.set_title(title, loc="left")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100, facecolor="white")
-  # A palette of 64 colours makes it a third of the size.
+    return save_png(figure, out)
+
+
+def save_png(figure: Figure, out: Path) -> Path:
+  """Writes a figure in a palette of 64 colours, a third of the size; returns its path."""
+  out.parent.mkdir(parents=True, exist_ok=True)
+  buffer = io.BytesIO()
+  figure.savefig(buffer, format="png", dpi=100, facecolor="white")
   Image.open(buffer).convert("RGB").quantize(64).save(out, optimize=True)
   return out

@@ -88,7 +88,8 @@ def _pass_at_k_loo(p: Any, q: Any, *, k: int | None = None) -> Masses:
 def _pass_at_k_training(p: Any, q: Any, *, k: int, sigma_eps: Any = 0.0) -> Masses:
   _positive_k(k)
   check_number("sigma_eps", sigma_eps, 0.0)
-  sigma = (q**k * (1.0 - q**k)) ** 0.5
+  # 1 - q^k as p (1 + q + … + q^{k-1}): exact where p is tiny.
+  sigma = (q**k * p * sum(q**j for j in range(k))) ** 0.5
   return _both(p * q**k / (sigma + sigma_eps + (sigma == 0)))
 
 
@@ -128,7 +129,8 @@ def _asym_grpo_gu(p: Any, q: Any, *, beta_pos: Any = 0.9, beta_neg: Any = 0.4) -
   return p ** (1 - beta_pos) * q**beta_pos, p**beta_neg * q ** (1 - beta_neg)
 
 
-_CLOSED: dict[str, Callable[..., Masses]] = {
+# name -> its masses; a weight may be without.
+CLOSED_FORMS: dict[str, Callable[..., Masses]] = {
   "reinforce": lambda p, q: (p, 0.0 * p),
   "rloo": lambda p, q: _both(p * q),
   "grpo": _grpo,
@@ -172,11 +174,11 @@ def closed_form(name: str, p: Any, **settings: Any) -> Masses:
     ValueError: no closed form for the name or the settings; a setting or p out of range.
     TypeError: an unknown or a missing setting.
   """
-  if name not in _CLOSED:
-    raise ValueError(f"no closed form for {name!r}; there is one for {', '.join(_CLOSED)}")
+  if name not in CLOSED_FORMS:
+    raise ValueError(f"no closed form for {name!r}; there is one for {', '.join(CLOSED_FORMS)}")
   if not isinstance(p, jax.Array):
     p = _solve_rates(p)
-  m_s, m_f = _CLOSED[name](p, 1.0 - p, **settings)
+  m_s, m_f = CLOSED_FORMS[name](p, 1.0 - p, **settings)
   return m_s, m_f
 
 

@@ -216,7 +216,11 @@ class _Run:
     """Draw, sample, grade, update; then evaluation, checkpoint and row, where they are due."""
     clock, started = _Clock(), time.perf_counter()
     redrawn = self.pipeline.redrawn
-    batch, tally, row = self.rollout(step, pool, clock)
+    try:
+      batch, tally, row = self.rollout(step, pool, clock)
+    except RunStopped:
+      self.save_stopped(checkpoints, step - 1)
+      raise
     with clock("data"):
       shown = self.shown(step) if self.shown else None
     with clock("update"):
@@ -281,6 +285,8 @@ class _Run:
         "refill/batches": refilled.batches,
         "refill/found": refilled.found,
         "refill/surplus": refilled.surplus,
+        "refill/all_wrong": refilled.all_wrong,
+        "refill/all_right": refilled.all_right,
       }
       self.stop_if_barren(refilled, step)
     else:
@@ -350,8 +356,17 @@ class _Run:
     """Starts an asynchronous save on cadence and after the last step."""
     every = self.config.checkpoint.every
     if step == self.config.steps or (every and step % every == 0):
-      meta = {"draws": self.draws, "seed": self.config.seed, "skipped": self.skipped}
-      checkpoints.save(step, self.state, meta, report["metrics"] if report else None)
+      checkpoints.save(step, self.state, self.meta(), report["metrics"] if report else None)
+
+  def save_stopped(self, checkpoints: Checkpoints, step: int) -> None:
+    """Saves what the steps before a stop have learned."""
+    if step > 0 and checkpoints.latest() != step:
+      checkpoints.save(step, self.state, self.meta(), None)
+      print(f"step {step} saved; the same command goes on from it", flush=True)
+
+  def meta(self) -> dict[str, Any]:
+    """What a checkpoint holds besides the state."""
+    return {"draws": self.draws, "seed": self.config.seed, "skipped": self.skipped}
 
   def restore(self, checkpoints: Checkpoints) -> int | None:
     """Takes up the newest complete checkpoint; returns its step, or None."""
@@ -392,23 +407,24 @@ class _Run:
       )
 
   def stop_if_barren(self, refilled: refill.Refilled, step: int) -> None:
-    """Tells of a step without P informative groups; stops after too many with none at all."""
+    """Tells of a step without P informative groups; one with none at all may stop the run."""
+    r = self.config.rollout
     self.barren = self.barren + 1 if refilled.outcome == "none" else 0
-    if refilled.outcome != "full":
-      print(
-        f"step {step}: dynamic sampling {refilled.outcome}: {refilled.found} of "
-        f"{self.config.rollout.prompts} groups had differing rewards after {refilled.batches} "
-        "batches (rollout.max_batches)",
-        flush=True,
-      )
-    if self.barren >= self.config.max_skipped_updates:
-      solve_rate = float(refilled.tally.metrics()["solve_rate"])
+    if refilled.outcome == "full":
+      return
+    story = (
+      f"step {step}: dynamic sampling {refilled.outcome}: {refilled.found} of {r.prompts} groups "
+      f"had differing rewards after {refilled.batches} batches (rollout.max_batches); "
+      f"{refilled.all_wrong} groups were all wrong, {refilled.all_right} all right"
+    )
+    if self.barren and (r.when_none == "stop" or self.barren >= self.config.max_skipped_updates):
+      easy = refilled.all_right > refilled.all_wrong
       raise RunStopped(
-        f"dynamic sampling found no group with differing rewards in {self.barren} steps in a row "
-        f"(max_skipped_updates), the solve rate is {solve_rate:.3f}: the task is too "
-        f"{'easy' if solve_rate > 0.5 else 'hard'} for this policy; change the task, or raise "
+        f"{story}, {self.barren} step(s) in a row (rollout.when_none, max_skipped_updates). The "
+        f"task is too {'easy' if easy else 'hard'} for this policy: change it, or raise "
         "rollout.group or rollout.max_batches"
       )
+    print(story, flush=True)
 
   def finish(self, checkpoints: Checkpoints, pool: VerifierPool) -> Outcome:
     """Exports the best checkpoint, and gathers the evaluations of both ends."""

@@ -61,6 +61,8 @@ KNOWN_METRICS: Mapping[str, str] = {
   "refill/batches": "batches",
   "refill/found": "groups",
   "refill/surplus": "groups",
+  "refill/all_wrong": "groups",
+  "refill/all_right": "groups",
   "clip_share": "share",
   "logprob_gap_mean": "nats per token",
   "logprob_gap_max": "nats per token",

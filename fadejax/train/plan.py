@@ -96,7 +96,8 @@ def show(
     *(f"note         {line}" for line in _task_notes(policy, tasks)),
     *(f"left out     {count} {why}" for why, count in pipeline.counts.items() if count),
     f"memory       a device: parameters {_size(bytes_per_device(state.params))}, optimizer "
-    f"{_size(bytes_per_device(state.opt_state))}, cache {_size(cache_bytes(config, policy))}, "
+    f"{_size(bytes_per_device(state.opt_state))},{_kept(config, state)} "
+    f"cache {_size(cache_bytes(config, policy))}, "
     f"activations about {_size(activation_bytes(config, policy))}",
     *(f"note         {line}" for line in policy.train_layout.replicated(axes, shapes)),
     f"cache        compiled programs in {cache}",
@@ -105,6 +106,13 @@ def show(
     lines.append("warning      top-k or top-p while training: log-probs are of the unfiltered "
                  "distribution, so the ratio is biased")  # fmt: skip
   print("config\n" + _config_text(config) + "\nplan\n  " + "\n  ".join(lines), flush=True)
+
+
+def _kept(config: RunConfig, state: TrainState) -> str:
+  """The parameters of the start, where something compares with them."""
+  if not (config.loss.kl_coefficient or config.log.head_every):
+    return ""
+  return f" parameters of the start {_size(bytes_per_device(state.params))},"
 
 
 def _fade_line(config: RunConfig) -> list[str]:

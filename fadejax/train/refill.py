@@ -3,7 +3,8 @@
 A group whose rewards agree has no gradient under a centred weight. With
 `rollout.dynamic_sampling` a step draws further batches until it has P groups with differing
 rewards, or `rollout.max_batches` batches. Shapes never change: what is missing is marked invalid,
-so it leaves the loss and its divisor. FADE's averages and the metrics are of all that was drawn.
+so it leaves the loss and its divisor. Groups beyond P are dropped and counted. FADE's averages and
+the metrics are of all that was drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fadejax.algorithm.weights import EQUAL_SPREAD
+from fadejax.algorithm.weights import EQUAL_SPREAD, SUCCESS
 from fadejax.arrays import RewardBatch, RolloutBatch
 from fadejax.train.rollout import Graded
 from fadejax.train.step import Tally
@@ -42,6 +43,8 @@ class Refilled:
     batches: how many were drawn.
     found: groups with differing rewards among the P, 0 to P.
     surplus: such groups that were drawn and did not fit.
+    all_wrong: groups drawn whose rewards agree and are under 0.5.
+    all_right: those whose rewards agree and are not.
     outcome: "full", "short" (the bound was hit), or "none" (it was hit with nothing found).
   """
 
@@ -50,6 +53,8 @@ class Refilled:
   batches: int
   found: int
   surplus: int
+  all_wrong: int
+  all_right: int
   outcome: str
 
 
@@ -77,9 +82,12 @@ def refill(
   total, batches = measure(batch), 1
   good = informative(batch.graded.rewards)
   size, surplus = len(good), 0
+  wrong, right = _agreeing(batch)
   while good.sum() < size and batches < max_batches:
     new = draw_batch(first_draw + batches * size)
     total, batches = total + measure(new), batches + 1
+    more = _agreeing(new)
+    wrong, right = wrong + more[0], right + more[1]
     found = np.concatenate([np.flatnonzero(good), size + np.flatnonzero(_informative(new))])
     surplus += max(0, len(found) - size)
     found = found[:size]
@@ -89,13 +97,20 @@ def refill(
   graded = dataclasses.replace(batch.graded, rewards=rewards)
   found_count = int(good.sum())
   outcome = "full" if found_count == size else "short" if found_count else "none"
-  return Refilled(
-    dataclasses.replace(batch, graded=graded), total, batches, found_count, surplus, outcome
-  )
+  batch = dataclasses.replace(batch, graded=graded)
+  return Refilled(batch, total, batches, found_count, surplus, wrong, right, outcome)
 
 
 def _informative(batch: Batch) -> np.ndarray:
   return informative(batch.graded.rewards)
+
+
+def _agreeing(batch: Batch) -> tuple[int, int]:
+  """How many valid groups are all wrong, and all right."""
+  rewards = batch.graded.rewards
+  agree = np.asarray(rewards.valid) & ~informative(rewards)
+  high = np.asarray(rewards.rewards)[:, 0] >= SUCCESS
+  return int(np.sum(agree & ~high)), int(np.sum(agree & high))
 
 
 def _take(kept: Any, new: Any, rows: jax.Array) -> Any:

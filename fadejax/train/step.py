@@ -326,7 +326,7 @@ def tally(rollout: RolloutBatch, rewards: RewardBatch) -> Tally:
   )
 
 
-def _weigh(
+def weigh(
   settings: UpdateSettings, rollout: RolloutBatch, rewards: RewardBatch, knobs: tuple[Any, Any]
 ) -> tuple[jax.Array, Metrics]:
   """Weights f32[P, G], zero in invalid groups, with their masses and the α and δ used."""
@@ -399,7 +399,7 @@ def make_update(
       step=state.step,
       total_steps=settings.total_steps,
     )
-    weights, weighed = _weigh(settings, rollout, rewards, (alpha, delta))
+    weights, weighed = weigh(settings, rollout, rewards, (alpha, delta))
     metrics |= weighed
     metrics |= {
       "fade_solve_rate": fade_state.solve_rate,

@@ -288,3 +288,10 @@ def test_rank_one_share_of_noise_of_rank_one_and_of_nothing():
   one = np.outer(np.arange(1.0, 7.0), np.arange(1.0, 4.0))
   np.testing.assert_allclose(masses.rank_one_share(jnp.asarray(one, jnp.float32)), 1.0, rtol=1e-5)
   assert np.isnan(masses.rank_one_share(jnp.zeros((4, 3))))
+
+
+def test_pass_at_k_training_keeps_its_digits_where_few_are_solved():
+  """√p q^{k/2} / √(1 + q + …), against fractions of p = 1e-14."""
+  p = 1e-14
+  m_s, m_f = masses.closed_form("pass_at_k_training", p, k=8)
+  np.testing.assert_allclose([m_s, m_f], np.sqrt(p / 8), rtol=1e-12)

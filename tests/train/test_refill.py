@@ -82,6 +82,7 @@ def test_groups_that_agree_give_way_to_fresh_prompts():
   assert float(metrics["solve_rate"]) == pytest.approx(10 / 22)
   assert float(metrics["mixed_share"]) == pytest.approx(6 / 11)
   assert float(metrics["entropy"]) == pytest.approx(0.5)
+  assert (done.all_wrong, done.all_right) == (3, 2)
   assert int(metrics["invalid_groups"]) == 1 and int(metrics["tokens"]) == 12 * G * C
 
 
@@ -95,7 +96,7 @@ def test_the_bound_leaves_the_batch_short_and_says_so():
 def test_nothing_found_is_named():
   draw_batch, _ = source([0, 2] * 4)
   done = refill.refill(draw_batch, measure, 0, 2)
-  assert (done.outcome, done.found) == ("none", 0)
+  assert (done.outcome, done.found, done.all_wrong, done.all_right) == ("none", 0, 4, 4)
   check(done.batch, [])
 
 
@@ -109,3 +110,32 @@ def test_continuous_rewards_that_differ_are_kept():
     np.float32([[0.2, 0.4], [0.3, 0.3 + 1e-8], [1, 0]]), np.zeros((3, 2)), np.array([1, 1, 0], bool)
   )
   assert refill.informative(rewards).tolist() == [True, False, False]
+
+
+def test_handed_survivors():
+  """Eight wanted, 5 and 6 found: 8 trained, 3 left over (areal#450)."""
+  draw = [1] * 5 + [0] * 3 + [1] * 6 + [0] * 2
+  wide, drawn = source_of_eight(draw)
+  done = refill.refill(wide, measure, 0, 4)
+  assert (done.outcome, done.found, done.surplus, drawn) == ("full", 8, 3, [0, 8])
+  assert done.batch.rollout.tokens.shape == (8, G, C)
+
+
+def source_of_eight(solved):
+  """Two batches of four as one of eight."""
+  four, _ = source(solved)
+  drawn = []
+
+  def draw_batch(first):
+    drawn.append(first)
+    return refill.merge(four(first), four(first + 4), np.arange(8))
+
+  return draw_batch, drawn
+
+
+def test_a_grader_that_never_agrees_ends_with_counts():
+  """A reward that is always 0: three batches, then a named outcome (verl#953)."""
+  draw_batch, drawn = source([0] * 12)
+  done = refill.refill(draw_batch, measure, 0, 3)
+  assert (done.outcome, done.all_wrong, done.all_right) == ("none", 12, 0)
+  assert drawn == [0, 4, 8]

@@ -59,7 +59,7 @@ def test_grades_a_file(tmp_path):
   [
     ("{", "not JSON"),
     ("[1]", "expected an object"),
-    ('{"completion": "7"}', "'verifier'"),
+    ('{"verifier": 3, "completion": "7"}', "'verifier' is not text"),
     ('{"verifier": "code", "completion": "7"}', "sandbox"),
     ('{"verifier": "integer", "answer": 7}', "'completion'"),
     ('{"verifier": "integer", "answer": 7, "completions": "7"}', "must be text"),
