@@ -18,7 +18,7 @@ WORKERS ?= 2
 # Pass pytest arguments as in `make test TESTS="tests/algorithm -x"`.
 TESTS ?=
 
-.PHONY: help setup demo test lint format lock clean
+.PHONY: help setup demo test lint format lock clean sandbox
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' \
@@ -47,6 +47,15 @@ demo: $(STAMP)  ## train SmolLM2-135M on arithmetic with FADE (minutes, on a CPU
 	$(PY) -m fadejax.convert
 	$(PY) -m fadejax.train --config=configs/smollm2_arithmetic_demo.py --workdir=$(WORKDIR)
 	@echo "Report: $(abspath $(WORKDIR))/report.html"
+
+sandbox: $(STAMP)  ## install bubblewrap, which code tasks need, and check that it works here
+	@command -v bwrap >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+	  if command -v apt-get >/dev/null; then \
+	    $$sudo apt-get install -y bubblewrap || { $$sudo apt-get update && $$sudo apt-get install -y bubblewrap; }; \
+	  elif command -v dnf >/dev/null; then $$sudo dnf install -y bubblewrap; \
+	  else echo "Install bubblewrap with this system's package manager"; exit 1; fi; }
+	@$(PY) -m fadejax.verify.sandbox
 
 test: lint  ## lint, then the whole test suite
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(TESTS)

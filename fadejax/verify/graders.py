@@ -32,6 +32,13 @@ def reasoning_gym(completion: str, problem: dict[str, Any]) -> Verdict:
   return gym.reasoning_gym(completion, problem)
 
 
+def code(completion: str, problem: dict[str, Any]) -> Verdict:
+  """See `fadejax.verify.code_tests.code`."""
+  from fadejax.verify import code_tests
+
+  return code_tests.code(completion, problem)
+
+
 def python(completion: str, problem: dict[str, Any]) -> Verdict:
   """The user's own function, named by the problem's `function`: "package.module:name".
 
@@ -50,6 +57,7 @@ def python(completion: str, problem: dict[str, Any]) -> Verdict:
 
 
 VERIFIERS: dict[str, Grader] = {
+  "code": code,
   "countdown": puzzles.countdown,
   "exact": puzzles.exact,
   "integer": puzzles.integer,
@@ -64,15 +72,16 @@ def check_name(name: str) -> None:
   """Refuses a verifier that does not exist.
 
   Raises:
-    ValueError: names the verifiers that do; says so when it is the one for program code.
+    ValueError: names the verifiers that do; for `code`, says how to get a sandbox where there is
+      none.
   """
-  if name == "code":
-    raise ValueError(
-      "verifier 'code' is not available: running untrusted programs needs the sandbox, which "
-      "this version does not have"
-    )
   if name not in VERIFIERS:
     raise ValueError(f"unknown verifier {name!r}: expected one of {', '.join(sorted(VERIFIERS))}")
+  if name == "code":
+    from fadejax.verify import sandbox
+
+    if reason := sandbox.why_not():
+      raise ValueError(f"verifier 'code': {reason}")
 
 
 def check_problem(problem: dict[str, Any]) -> str:
@@ -96,6 +105,11 @@ def check_problem(problem: dict[str, Any]) -> str:
       field(problem, "entry", name)
       gym.warn_untested(field(problem, "dataset", name))
       return "" if problem["dataset"] in gym.OWN else gym.available()
+    if name == "code":
+      from fadejax.verify import code_tests
+
+      code_tests.form_of(problem)
+      return ""
     if name == "python":
       field(problem, "function", name)
       return ""

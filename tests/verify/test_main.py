@@ -60,7 +60,7 @@ def test_grades_a_file(tmp_path):
     ("{", "not JSON"),
     ("[1]", "expected an object"),
     ('{"verifier": 3, "completion": "7"}', "'verifier' is not text"),
-    ('{"verifier": "code", "completion": "7"}', "sandbox"),
+    ('{"verifier": "codes", "completion": "7"}', "unknown verifier 'codes'"),
     ('{"verifier": "integer", "answer": 7}', "'completion'"),
     ('{"verifier": "integer", "answer": 7, "completions": "7"}', "must be text"),
   ],

@@ -210,9 +210,7 @@ def test_large_items_pass_the_pipe(pool):
 
 
 def test_bad_calls_are_refused_before_anything_runs(pool):
-  with pytest.raises(ValueError, match="sandbox"):
-    pool.grade([("code", "print(1)", {})])
-  with pytest.raises(ValueError, match="expected one of countdown"):
+  with pytest.raises(ValueError, match="expected one of code, countdown"):
     pool.grade([("maths", "1", {})])
   with pytest.raises(TypeError, match="item 1"):
     pool.grade([_integer("7"), ("integer", None, {"answer": 7})])
@@ -331,7 +329,6 @@ def test_check_problem():
   assert check_problem({"verifier": "regex", "pattern": "a+"}) == ""
   for problem, reason in [
     ({}, "'verifier' is missing"),
-    ({"verifier": "code"}, "sandbox"),
     ({"verifier": "math"}, "'answer'"),
     ({"verifier": "math", "answer": "see the figure"}, "invalid gold"),
     ({"verifier": "x"}, "unknown"),

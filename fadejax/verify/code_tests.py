@@ -1,0 +1,307 @@
+"""The verifier `code`: Python programs, graded by asserts, by calls, or by stdin and stdout.
+
+`tests` of the problem record is one of
+
+    {"asserts": ["assert add(2, 3) == 5", …], "setup": "…"}
+    {"function": "add", "calls": [{"args": [2, 3], "expected": 5}, …]}
+    {"stdin_stdout": [{"stdin": "2 3\\n", "stdout": "5\\n"}, …], "float_tol": 1e-6}
+
+and may hold `"score": "share"` (the share of tests passed, instead of all or nothing) and
+`"time_limit_s"` (CPU seconds for all tests, 5). The program is the completion's last fenced block,
+else the whole completion; `prefix` of the record is put in front of it. Asserts run in a judge
+process apart from the program; expected values never enter the program's process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from typing import Any
+
+from fadejax.verify import sandbox
+from fadejax.verify.inside import plain
+from fadejax.verify.sandbox import Limits, Sandbox, Stopped
+from fadejax.verify.verdict import ProblemError, Verdict, after_thinking, field, no_answer
+
+ANSWER = ("value", "raise", "name", "text", "callable", "not_plain")  # what the judge may be told
+CALLS = 100_000  # questions that one set of tests may ask
+FLOAT_TOLERANCE = 1e-6  # absolute or relative, of numeric tokens on stdout
+FORMS = ("asserts", "calls", "stdin_stdout")
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S)
+_FAULT = "the tests are at fault: "
+
+
+def program_of(completion: str) -> str | None:
+  """The program in a completion: its last fenced block, else all of it; None if there is none."""
+  text = after_thinking(completion)
+  if text is None:
+    return None
+  blocks = [match[2] for match in _FENCE.finditer(text)]
+  program = blocks[-1] if blocks else text
+  return program if program.strip() else None
+
+
+def form_of(problem: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+  """(form, tests) of a record.
+
+  Raises:
+    ProblemError: no tests, an empty list of them, or not one of the three forms.
+  """
+  tests = field(problem, "tests", "code")
+  if isinstance(tests, str):
+    try:
+      tests = json.loads(tests)
+    except ValueError as error:
+      raise ProblemError(f"{_where(problem)} are not JSON: {error}") from error
+  where = _where(problem)
+  if not isinstance(tests, dict):
+    raise ProblemError(f"{where}: an object is wanted, got {type(tests).__name__}")
+  forms = [form for form in FORMS if form in tests]
+  if len(forms) != 1:
+    raise ProblemError(f"{where}: one of {', '.join(FORMS)} is wanted, got {sorted(tests)}")
+  cases = tests[forms[0]]
+  # all() over no tests is True: an empty list must never be full marks.
+  if not isinstance(cases, list) or not cases:
+    raise ProblemError(f"{where}: {forms[0]} must be a list with at least one test")
+  for i, case in enumerate(cases):
+    if fault := _fault_of_case(forms[0], case):
+      raise ProblemError(f"{where}.{forms[0]}[{i}]: {fault}, got {case!r:.80}")
+  if forms[0] == "calls" and not isinstance(tests.get("function"), str):
+    raise ProblemError(f"{where}: calls need 'function', the name of what is called")
+  if tests.get("score", "all") not in ("all", "share"):
+    raise ProblemError(f"{where}: score must be 'all' or 'share', got {tests['score']!r}")
+  return forms[0], tests
+
+
+def _where(problem: dict[str, Any]) -> str:
+  return f"problem {problem.get('id', '?')!r}: tests"
+
+
+def _fault_of_case(form: str, case: Any) -> str:
+  """What is wrong with one test, or ""."""
+  if form == "asserts":
+    return "" if isinstance(case, str) else "text is wanted"
+  wanted = ("args", "expected") if form == "calls" else ("stdin", "stdout")
+  missing = [key for key in wanted if not isinstance(case, dict) or key not in case]
+  if missing:
+    return f"{missing} wanted"
+  if form == "stdin_stdout" and not all(isinstance(case[key], str) for key in wanted):
+    return "stdin and stdout must be text"
+  return ""
+
+
+def _limits(problem: dict[str, Any], tests: dict[str, Any]) -> Limits:
+  limits = Limits()
+  try:
+    return dataclasses.replace(
+      limits,
+      cpu_s=float(tests.get("time_limit_s", limits.cpu_s)),
+      memory_mb=int(tests.get("memory_mb", limits.memory_mb)),
+    )
+  except (TypeError, ValueError) as error:
+    raise ProblemError(f"{_where(problem)}: {error}") from error
+
+
+def code(completion: str, problem: dict[str, Any]) -> Verdict:
+  """Grades a program; see the module's docstring.
+
+  `runtime_error` where the program fails, dies or returns what is not plain data, `timeout` and
+  `memory` where it goes over its limits; a `grader_error` where the tests themselves are at fault
+  or no sandbox can be had.
+  """
+  form, tests = form_of(problem)
+  if reason := sandbox.why_not():
+    raise ProblemError(reason)
+  sandbox.adopt_orphans()
+  program = program_of(completion)
+  if program is None:
+    return no_answer("no program")
+  program = problem.get("prefix", "") + program
+  grade = {"asserts": _by_asserts, "calls": _by_calls, "stdin_stdout": _by_stdout}[form]
+  try:
+    passed, total, status, detail = grade(program, tests, _limits(problem, tests))
+  except Stopped as stopped:
+    return Verdict(0.0, stopped.status, stopped.detail)
+  share = passed / total
+  if tests.get("score", "all") == "share" and share > 0:
+    return Verdict(share, "ok", detail or f"{passed} of {total} tests")
+  if share == 1.0:
+    return Verdict(1.0, "ok", f"{total} tests")
+  return Verdict(0.0, status, detail)
+
+
+def _describe(reply: dict[str, Any]) -> str:
+  return f"{reply.get('name', 'error')}: {reply.get('text', '')}"[:300]
+
+
+def _start(box: Sandbox, program: str) -> str:
+  """Runs the program's body; returns what it raised, or ""."""
+  box.start({"program": program, "form": "calls"})
+  reply = box.receive()
+  return "" if reply.get("ready") is True else _describe(reply)
+
+
+Result = tuple[int, int, str, str]  # tests passed, of, status of a failure, its detail
+
+
+def _by_calls(program: str, tests: dict[str, Any], limits: Limits) -> Result:
+  """Calls with arguments; results are compared here, with no object of the program's in sight."""
+  calls = tests["calls"]
+  passed, status, detail = 0, "ok", ""
+  with Sandbox("candidate.py", limits) as box:
+    if error := _start(box, program):
+      return 0, len(calls), "runtime_error", error
+    for i, call in enumerate(calls):
+      args, kwargs = plain.encode(tuple(call["args"])), plain.encode(call.get("kwargs", {}))
+      box.send({"call": tests["function"], "args": args, "kwargs": kwargs})
+      reply = box.receive()
+      if "value" not in reply:
+        status = "runtime_error"
+        detail = f"call {i}: {reply.get('not_plain') or _describe(reply)}"
+      else:
+        try:
+          value = plain.decode(reply["value"])
+        except ValueError as cause:
+          raise Stopped("runtime_error", str(cause)) from cause
+        if same(value, call["expected"], tests.get("float_tol")):
+          passed += 1
+          continue
+        status, detail = "ok", f"call {i}: {value!r:.100}, expected {call['expected']!r:.100}"
+      if tests.get("score") != "share":
+        break
+  return passed, len(calls), status, detail
+
+
+def same(value: Any, expected: Any, tolerance: float | None = None) -> bool:
+  """Python's equality, with tuples and lists alike (JSON has lists only).
+
+  Args:
+    value: what the program returned, plain data.
+    expected: from the record.
+    tolerance: absolute or relative, of floats; None: exact.
+  """
+  if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
+    return len(value) == len(expected) and all(
+      same(v, e, tolerance) for v, e in zip(value, expected, strict=True)
+    )
+  if isinstance(value, dict) and isinstance(expected, dict):
+    # JSON's keys are text.
+    names = {str(key): v for key, v in value.items()}
+    wanted = {str(key): e for key, e in expected.items()}
+    return names.keys() == wanted.keys() and all(
+      same(names[k], wanted[k], tolerance) for k in wanted
+    )
+  if tolerance is not None and _is_number(value) and _is_number(expected):
+    return math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)
+  return bool(value == expected)
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
+  """The whole program once a test, on its stdin; stdout is compared by lines and tokens."""
+  cases = tests["stdin_stdout"]
+  passed, status, detail = 0, "ok", ""
+  tolerance = tests.get("float_tol", FLOAT_TOLERANCE)
+  with Sandbox("candidate.py", limits) as box:
+    inputs = [case["stdin"] for case in cases]
+    cap = max(len(case["stdout"].encode()) for case in cases) * 2 + 2**16
+    box.start({"program": program, "form": "stdio", "inputs": inputs, "cap": cap})
+    for i, case in enumerate(cases):
+      reply = box.receive()
+      if "raise" in reply:
+        return passed, len(cases), "runtime_error", _describe(reply)
+      try:
+        exit_code, output = int(reply["status"]), bytes.fromhex(reply["output"])
+      except (KeyError, TypeError, ValueError) as error:
+        raise Stopped("runtime_error", "the program broke the channel") from error
+      if exit_code != 0:
+        status, detail = "runtime_error", f"test {i}: exit code {exit_code}"
+      elif same_output(output.decode("utf-8", "replace"), case["stdout"], tolerance):
+        passed += 1
+        continue
+      else:
+        status, detail = "ok", f"test {i}: {output[-100:]!r}, expected {case['stdout'][-100:]!r}"
+      if tests.get("score") != "share":
+        break
+  return passed, len(cases), status, detail
+
+
+def same_output(output: str, expected: str, tolerance: float = FLOAT_TOLERANCE) -> bool:
+  """Whether two outputs agree by line and by token.
+
+  Blank space at the end of a line, and blank lines at the end, do not count; the number of lines
+  and of tokens does. Two numeric tokens of which one has a decimal point or an exponent may differ
+  by `tolerance`, absolute or relative; any other tokens must be equal.
+  """
+  left, right = (
+    [line.split() for line in text.rstrip().splitlines()] for text in (output, expected)
+  )
+  return len(left) == len(right) and all(
+    len(a) == len(b) and all(_same_token(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    for a, b in zip(left, right, strict=True)
+  )
+
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+def _same_token(x: str, y: str, tolerance: float) -> bool:
+  if x == y:
+    return True
+  if not (_NUMBER.fullmatch(x) and _NUMBER.fullmatch(y)) or not set(x + y) & set(".eE"):
+    return False
+  return math.isclose(float(x), float(y), rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _by_asserts(program: str, tests: dict[str, Any], limits: Limits) -> Result:
+  """The tests in a judge's process, the program in another; questions pass through here."""
+  asserts = tests["asserts"]
+  # The judge waits while the program works, so that its clock must not run out first.
+  patient = dataclasses.replace(limits, cpu_s=3 * limits.cpu_s + 5)
+  with Sandbox("candidate.py", limits) as box, Sandbox("judge.py", patient) as judge:
+    task = {
+      "tests": asserts,
+      "setup": tests.get("setup", ""),
+      "count": tests.get("score") == "share",
+    }
+    judge.start(task)
+    if error := _start(box, program):
+      return 0, len(asserts), "runtime_error", error
+    report = _relay(box, judge)
+  fault = report["fault"]
+  if fault == "tests":
+    raise ProblemError(_FAULT + report["detail"])
+  status = "ok" if fault in ("", "wrong") else "runtime_error"
+  return report["passed"], len(asserts), status, report["detail"]
+
+
+def _relay(box: Sandbox, judge: Sandbox) -> dict[str, Any]:
+  """Carries questions to the program and answers to the judge, until its report.
+
+  Raises:
+    Stopped: the program went over a limit or died, or what it returned makes the tests do so.
+  """
+  for _ in range(CALLS):
+    try:
+      question = judge.receive()
+    except Stopped as stopped:
+      raise Stopped(stopped.status, f"in the tests: {stopped.detail}") from stopped
+    if "report" in question:
+      return question["report"]
+    box.send(question)
+    answer = box.receive()
+    try:
+      if "value" in answer:
+        plain.decode(answer["value"])  # refused here, so that the judge meets plain data only
+    except ValueError as error:
+      raise Stopped("runtime_error", str(error)) from error
+    kept: dict[str, Any] = {key: answer[key] for key in ANSWER if key in answer}
+    if not all(isinstance(kept.get(k, ""), str) for k in ("raise", "name", "text", "not_plain")):
+      raise Stopped("runtime_error", "the program broke the channel")
+    judge.send({"text": "", "name": "", **kept})
+  raise Stopped("timeout", f"in the tests: more than {CALLS} calls")

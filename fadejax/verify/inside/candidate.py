@@ -1,0 +1,124 @@
+"""Runs one untrusted program inside the sandbox, and answers calls of its functions.
+
+The first message says how: {"limits", "program", "form": "calls"} and then {"call", "args",
+"kwargs"}, {"get": name}, …, each answered by one message; or {"form": "stdio", "inputs"}, where
+the program runs once an input as `__main__`, in a forked child, and every output is a message.
+Nothing that arrives here holds an expected value, and nothing that is sent is believed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import lock
+import plain
+
+del sys.path[0]
+
+
+def describe(error):
+  """An exception as a message: the names of its builtin base and of itself, and its text."""
+  builtin = next(c for c in type(error).__mro__ if c.__module__ == "builtins")
+  try:
+    text = str(error)[:200]
+  except BaseException:  # a program's own __str__ may do anything
+    text = ""
+  return {"raise": builtin.__name__, "name": type(error).__name__[:100], "text": text}
+
+
+def find(names, path):
+  """A function by name, `Class.method` on a fresh instance, or a method of `Solution`."""
+  owner, dot, method = path.partition(".")
+  if dot:
+    return getattr(names[owner](), method)
+  if path not in names and "Solution" in names:
+    return getattr(names["Solution"](), path)
+  return names[path]
+
+
+def answer(names, message):
+  """One call or look-up; exceptions are answers too."""
+  try:
+    if "get" in message:
+      value = names[message["get"]]
+      return {"callable": True} if callable(value) else {"value": plain.encode(value)}
+    function = find(names, message["call"])
+    args, kwargs = plain.decode(message["args"]), plain.decode(message["kwargs"])
+    return {"value": plain.encode(function(*args, **kwargs))}
+  except plain.NotPlain as error:
+    return {"not_plain": str(error)}
+  except BaseException as error:  # SystemExit and KeyboardInterrupt are a program's answers too
+    return describe(error)
+
+
+def serve_calls(requests, answers, code, module):
+  """Runs the program once, then serves its functions until the channel ends."""
+  try:
+    exec(code, module)
+  except BaseException as error:
+    plain.write(answers, describe(error))
+    os._exit(0)
+  plain.write(answers, {"ready": True})
+  while (message := plain.read(requests)) is not None:
+    plain.write(answers, answer(module, message))
+  os._exit(0)
+
+
+def run_stdio(answers, code, module, inputs, cap):
+  """Runs the program once an input; returns in the children only, which then end as programs do.
+
+  Their output goes to a file, so that none waits for a reader; RLIMIT_FSIZE bounds it.
+  """
+  for i, text in enumerate(inputs):
+    with open(f"/tmp/.in{i}", "w", encoding="utf-8", newline="") as file:
+      file.write(text)
+    child = os.fork()
+    if child == 0:
+      answers.close()
+      out = os.open(f"/tmp/.out{i}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+      os.dup2(os.open(f"/tmp/.in{i}", os.O_RDONLY), 0)
+      os.dup2(out, 1)
+      sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+      sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+      vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout)
+      exec(code, module)
+      return
+    _, status = os.waitpid(child, 0)
+    try:
+      with open(f"/tmp/.out{i}", "rb") as file:
+        output = file.read(cap + 1)
+    except OSError:
+      output = b""
+    message = {"status": os.waitstatus_to_exitcode(status), "output": output.hex()}
+    plain.write(answers, message)
+  os._exit(0)
+
+
+def main():
+  """Locks, compiles, runs."""
+  requests, answers = lock.take_channel()
+  task = plain.read(requests)
+  lock.close_in(task["limits"])
+  plain.write(answers, {"locked": True})
+  lock.add_site_builtins()
+  os.chdir("/tmp")
+  main_module = type(sys)("__main__")
+  sys.modules["__main__"] = main_module
+  module = vars(main_module)
+  module["__file__"] = "/tmp/program.py"
+  sys.argv[:] = ["program.py"]
+  try:
+    code = compile(task["program"], "program.py", "exec", dont_inherit=True)
+  except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+    plain.write(answers, describe(error))
+    os._exit(0)
+  if task["form"] == "stdio":
+    run_stdio(answers, code, module, task["inputs"], task["cap"])
+  else:
+    serve_calls(requests, answers, code, module)
+
+
+if __name__ == "__main__":
+  main()

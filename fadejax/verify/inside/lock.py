@@ -1,0 +1,68 @@
+"""The last lock, from inside: limits, another user, and the channel out of a program's way.
+
+Runs in a sandbox that bubblewrap has made, before anything untrusted. As root it takes the user id
+that it is given, which drops every capability and makes the bound on processes hold.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import resource
+import sys
+
+
+def close_in(limits):
+  """Sets the limits of this process and its children, and gives up root.
+
+  Args:
+    limits: {"cpu_s", "memory_mb", "processes", "file_mb", "files", "stack_mb", "uid"}; `uid` is 0
+      where the sandbox is a user namespace.
+  """
+  mb = 2**20
+  for name, value in (
+    (resource.RLIMIT_CPU, limits["cpu_s"]),
+    (resource.RLIMIT_AS, limits["memory_mb"] * mb),
+    (resource.RLIMIT_FSIZE, limits["file_mb"] * mb),
+    (resource.RLIMIT_NOFILE, limits["files"]),
+    (resource.RLIMIT_NPROC, limits["processes"]),
+    (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_MEMLOCK, 0),
+    (resource.RLIMIT_MSGQUEUE, 0),
+  ):
+    value = int(value)
+    hard = resource.getrlimit(name)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(name, (value, value))
+  hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+  stack = limits["stack_mb"] * mb
+  if hard == resource.RLIM_INFINITY or stack <= hard:
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, stack))
+  if limits["uid"]:
+    os.setgroups([])
+    os.setresgid(limits["uid"], limits["uid"], limits["uid"])
+    os.setresuid(limits["uid"], limits["uid"], limits["uid"])
+  os.umask(0o077)
+
+
+def take_channel():
+  """(requests, answers): private copies of stdin and stdout; 0, 1 and 2 then lead nowhere."""
+  requests = os.fdopen(os.dup(0), "rb")
+  answers = os.fdopen(os.dup(1), "wb")
+  null = os.open(os.devnull, os.O_RDWR)
+  for number in (0, 1, 2):
+    os.dup2(null, number)
+  os.close(null)
+  sys.stdin, sys.stdout, sys.stderr = (
+    open(number, mode, closefd=False)  # noqa: SIM115
+    for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+  )
+  return requests, answers
+
+
+def add_site_builtins():
+  """`exit` and `quit`, which `python -S` leaves out and programs use."""
+  import _sitebuiltins
+
+  builtins.exit = _sitebuiltins.Quitter("exit", "")
+  builtins.quit = _sitebuiltins.Quitter("quit", "")

@@ -1,0 +1,471 @@
+"""The one way to run untrusted code: bubblewrap around it, limits on its whole tree, a deadline.
+
+`Sandbox(script, limits)` starts a script of `inside/` behind the wall and talks to it in messages.
+Outside it is one process group and one PID namespace: killing it leaves nothing. docs/verifiers.md
+says what this protects against and what it does not.
+
+Source for the list of attacks: public reports of other trainers' graders, in the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fadejax.verify import seccomp
+from fadejax.verify.inside.plain import HEADER
+
+INSIDE = Path(__file__).resolve().parent / "inside"
+FIRST_UID = 61_000  # of the users that programs run as where the trainer is root
+UIDS = 4000
+POLL_S = 0.02
+WALL_FACTOR = 4.0  # wall seconds, in units of the CPU limit, of a program that has the machine
+GRACE_S = 2.0  # wall seconds to start
+NEVER = 10.0  # wall limit whatever the machine does, in units of the other one
+INSTALL = (
+  "running untrusted programs needs bubblewrap: install the package 'bubblewrap' (Debian, Ubuntu, "
+  "Fedora: apt-get or dnf install bubblewrap), or run `make sandbox`"
+)
+
+_serial = itertools.count(os.getpid() * 7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What one program and all its children may use."""
+
+  cpu_s: float = 5.0  # of the whole tree
+  memory_mb: int = 512  # resident, of the whole tree
+  processes: int = 32
+  file_mb: int = 16  # of one file, and of all scratch files together
+  output_mb: float = 4.0  # read from it, over all messages
+  files: int = 64  # open at once, a process
+
+  def __post_init__(self) -> None:
+    for field, value in dataclasses.asdict(self).items():
+      if not value > 0:
+        raise ValueError(f"sandbox limit {field} must be above 0, got {value!r}")
+
+
+class SandboxError(RuntimeError):
+  """No sandbox could be started: the machine's fault, never a program's."""
+
+
+class Stopped(Exception):
+  """The program was stopped, or is gone; `status` is a verdict's."""
+
+  def __init__(self, status: str, detail: str):
+    super().__init__(detail)
+    self.status, self.detail = status, detail
+
+
+def _python() -> tuple[str, list[str]]:
+  """(interpreter as seen inside, arguments that bring it there).
+
+  The one that the environment was made from, without its packages. Outside /usr its folder gets a
+  name of its own, since the way to it may be closed to other users.
+  """
+  executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+  prefix = os.path.realpath(sys.base_prefix)
+  if executable.startswith("/usr/"):
+    return executable, []
+  inside = "/python/" + os.path.relpath(executable, prefix)
+  return inside, ["--ro-bind", prefix, "/python", "--setenv", "LD_LIBRARY_PATH", "/python/lib"]
+
+
+def command(limits: Limits, script: str, filter_fd: int | None) -> list[str]:
+  """The bubblewrap command line around `python script`, without its limits' inner part."""
+  python, bring_python = _python()
+  root = os.geteuid() == 0
+  line = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+  line += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
+  if root:  # keeps only what changing the user takes, which the script does first
+    line += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+  else:
+    line += ["--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+  line += ["--hostname", "sandbox"]
+  for path in ("/usr", "/lib", "/lib64", "/bin"):
+    if os.path.islink(path):
+      line += ["--symlink", os.readlink(path), path]
+    elif os.path.isdir(path):
+      line += ["--ro-bind", path, path]
+  line += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+  line += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
+  line += [*bring_python, "--ro-bind", str(INSIDE), "/fadejax"]
+  line += ["--proc", "/proc", "--dev", "/dev"]
+  line += ["--perms", "1777", "--size", str(limits.file_mb * 2**20), "--tmpfs", "/tmp"]
+  line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+  for name, value in (("PATH", "/usr/bin:/bin"), ("HOME", "/tmp"), ("LANG", "C.UTF-8"),
+                      ("PYTHONHASHSEED", "0"), ("OMP_NUM_THREADS", "1")):  # fmt: skip
+    line += ["--setenv", name, value]
+  if filter_fd is not None:
+    line += ["--seccomp", str(filter_fd)]
+  return [*line, "--", python, "-I", "-S", "-B", f"/fadejax/{script}"]
+
+
+@functools.cache
+def why_not() -> str:
+  """Why no sandbox can be had here, or "": tried once in a process."""
+  if sys.platform != "linux":
+    return "running untrusted programs needs Linux and bubblewrap"
+  if shutil.which("bwrap") is None:
+    return INSTALL
+  known = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
+  if "--size" not in known or "--perms" not in known:
+    return "running untrusted programs needs bubblewrap 0.7 or newer, which bounds scratch space"
+  try:
+    with Sandbox("candidate.py", Limits()) as box:
+      box.start({"program": "", "form": "calls"})
+      reply = box.receive()
+  except (SandboxError, Stopped, OSError) as error:
+    return (
+      f"bubblewrap is installed and does not work here ({error}). Many containers forbid user "
+      "namespaces: docs/verifiers.md, 'Where the sandbox does not start'"
+    )
+  return "" if reply == {"ready": True} else f"the sandbox answered {reply!r}"
+
+
+@functools.cache
+def adopt_orphans() -> None:
+  """Makes this process the one that inherits orphaned descendants, so that it can reap them."""
+  import ctypes
+
+  set_child_subreaper = 36
+  ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+class _Cgroup:
+  """A control group that bounds memory and processes of a tree, where one can be made."""
+
+  def __init__(self, limits: Limits, name: str):
+    self.paths: list[Path] = []
+    memory, tasks = limits.memory_mb * 2**20, limits.processes + 8
+    v1 = {"memory": ("memory.limit_in_bytes", memory), "pids": ("pids.max", tasks)}
+    if Path("/sys/fs/cgroup/memory").is_dir():
+      for controller, (file, value) in v1.items():
+        self._make(Path("/sys/fs/cgroup") / controller / name, {file: value})
+    else:
+      files = {"memory.max": memory, "memory.swap.max": 0, "pids.max": tasks}
+      self._make(_own_cgroup() / name, files)
+
+  def _make(self, path: Path, files: dict[str, int]) -> None:
+    try:
+      path.mkdir()
+    except OSError:
+      return
+    self.paths.append(path)
+    for file, value in files.items():
+      with contextlib.suppress(OSError):
+        (path / file).write_text(str(value))
+
+  def enter(self) -> None:
+    """Moves the calling process in; between fork and exec."""
+    for path in self.paths:
+      with contextlib.suppress(OSError):
+        (path / "cgroup.procs").write_text("0")
+
+  def remove(self) -> None:
+    """Removes it once its processes are gone."""
+    for path in self.paths:
+      for _ in range(50):
+        try:
+          path.rmdir()
+          break
+        except FileNotFoundError:
+          break
+        except OSError:  # its last process is still being reaped
+          time.sleep(0.01)
+
+
+def _own_cgroup() -> Path:
+  try:
+    line = Path("/proc/self/cgroup").read_text().splitlines()[-1]
+  except (OSError, IndexError):
+    return Path("/sys/fs/cgroup")
+  return Path("/sys/fs/cgroup") / line.rpartition(":")[2].lstrip("/")
+
+
+class Sandbox:
+  """One script of `inside/` behind the wall. Use as a context manager: leaving kills it all.
+
+  Args:
+    script: a file of `inside/`.
+    limits: of its whole tree.
+  """
+
+  def __init__(self, script: str, limits: Limits):
+    self.limits, self.began = limits, time.monotonic()
+    self._buffer, self._read = bytearray(), 0
+    self._first: list[int] = []  # the first process inside, by its number outside
+    number = next(_serial)
+    self._uid = FIRST_UID + number % UIDS if os.geteuid() == 0 else 0
+    self._cgroup = _Cgroup(limits, f"fadejax-{os.getpid()}-{number}")
+    bpf = seccomp.program()
+    with contextlib.ExitStack() as stack:
+      handle = None
+      if bpf is not None:
+        file = stack.enter_context(tempfile.TemporaryFile())
+        file.write(bpf)
+        file.seek(0)
+        handle = file.fileno()
+      try:
+        self.process = subprocess.Popen(
+          command(limits, script, handle),
+          stdin=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,  # only the wall's own words: the lock closes it for programs
+          env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+          pass_fds=() if handle is None else (handle,),
+          preexec_fn=self._cgroup.enter if self._cgroup.paths else None,
+          start_new_session=True,
+          bufsize=0,
+        )
+      except BaseException:
+        self._cgroup.remove()
+        raise
+    assert self.process.stdin is not None and self.process.stdout is not None
+    self._in, self._out = self.process.stdin, self.process.stdout
+    os.set_blocking(self._in.fileno(), False)
+    os.set_blocking(self._out.fileno(), False)
+
+  def __enter__(self) -> Sandbox:
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self.kill()
+
+  def kill(self) -> None:
+    """Kills the tree and reaps it.
+
+    The first process inside goes first: its namespace dies with it, and its parent, bubblewrap
+    itself, ends by reaping it. So nothing is left to whoever inherits orphans here.
+    """
+    if self.process.poll() is None:
+      for child in self._first or _children(f"/proc/{self.process.pid}"):
+        _kill(child)
+      try:
+        self.process.wait(2.0)
+      except subprocess.TimeoutExpired:
+        _kill(self.process.pid)
+        self.process.wait()
+    for (
+      child
+    ) in self._first:  # where bubblewrap ended first, an orphan: ours, after `adopt_orphans`
+      with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
+    for pipe in (self._in, self._out, self.process.stderr):
+      if pipe is not None:
+        with contextlib.suppress(OSError):
+          pipe.close()
+    self._cgroup.remove()
+
+  def fileno(self) -> int:
+    """Readable when there is something to receive."""
+    return self._out.fileno()
+
+  def start(self, task: dict[str, Any]) -> None:
+    """Hands over the task and waits until the inner lock has closed.
+
+    Raises:
+      SandboxError: it did not close. Nothing untrusted has run.
+    """
+    try:
+      self.send({**task, "limits": self._inner_limits()})
+      if self.receive() == {"locked": True}:
+        self._first = _children(f"/proc/{self.process.pid}")
+        self.began = time.monotonic()
+        return
+      said = "its first word was another"
+    except Stopped as stopped:
+      said = self._last_words() or stopped.detail
+    raise SandboxError(f"the sandbox did not start: {said}")
+
+  def send(self, message: dict[str, Any]) -> None:
+    """Sends one message.
+
+    Raises:
+      Stopped: it is gone, or over a limit before it has taken the message.
+    """
+    body = json.dumps(message).encode()
+    data = memoryview(HEADER.pack(len(body)) + body)
+    while data:
+      try:
+        data = data[os.write(self._in.fileno(), data) :]
+      except BlockingIOError:
+        select.select([], [self._in], [], POLL_S)
+        self.check()
+      except BrokenPipeError:
+        raise self._gone() from None
+
+  def _inner_limits(self) -> dict[str, Any]:
+    own = self.limits
+    return {
+      "cpu_s": int(own.cpu_s) + 1,
+      "memory_mb": 4 * own.memory_mb + 1024,  # of addresses, which are more than memory
+      "processes": own.processes,
+      "file_mb": own.file_mb,
+      "files": own.files,
+      "stack_mb": 100,
+      "uid": self._uid,
+    }
+
+  def receive(self) -> dict[str, Any]:
+    """The next message.
+
+    Raises:
+      Stopped: it is over a limit, said too much, broke the channel, or is gone.
+    """
+    while True:
+      if (message := self._next()) is not None:
+        return message
+      ready, _, _ = select.select([self._out], [], [], POLL_S)
+      if not ready:
+        self.check()
+        continue
+      chunk = os.read(self._out.fileno(), 65536)
+      if not chunk:
+        raise self._gone()
+      self._read += len(chunk)
+      self._buffer += chunk
+      if self._read > self.limits.output_mb * 2**20:
+        raise Stopped("runtime_error", f"over {self.limits.output_mb:g} MiB of output")
+      if self._read % 2**20 < len(chunk):
+        self.check()  # it may talk without end
+
+  def _next(self) -> dict[str, Any] | None:
+    if len(self._buffer) < HEADER.size:
+      return None
+    (size,) = HEADER.unpack_from(self._buffer)
+    end = HEADER.size + size
+    if size > self.limits.output_mb * 2**20:
+      raise Stopped("runtime_error", "the program broke the channel")
+    if len(self._buffer) < end:
+      return None
+    body = bytes(self._buffer[HEADER.size : end])
+    del self._buffer[:end]
+    try:
+      message = json.loads(body)
+    except (ValueError, RecursionError):
+      raise Stopped("runtime_error", "the program broke the channel") from None
+    if not isinstance(message, dict):
+      raise Stopped("runtime_error", "the program broke the channel")
+    return message
+
+  def _gone(self) -> Stopped:
+    """Why it ended: the kernel may have stopped it for a limit."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      self.process.wait(1.0)
+    code = self.process.returncode
+    if code in (128 + signal.SIGXCPU, -signal.SIGXCPU):
+      return Stopped("timeout", f"over {self.limits.cpu_s:g} s of CPU time")
+    if code in (128 + signal.SIGKILL, -signal.SIGKILL):
+      if self._cgroup_killed():
+        return Stopped("memory", f"over {self.limits.memory_mb} MiB of memory")
+      return Stopped("runtime_error", "the program was killed")
+    return Stopped("runtime_error", f"the program ended (exit code {code})")
+
+  def _cgroup_killed(self) -> bool:
+    for path in self._cgroup.paths:
+      for file in ("memory.oom_control", "memory.events"):
+        with contextlib.suppress(OSError):
+          for line in (path / file).read_text().splitlines():
+            if line.startswith("oom_kill ") and int(line.split()[1]) > 0:
+              return True
+    return False
+
+  def check(self) -> None:
+    """Enforces the limits of the tree; call it while waiting.
+
+    Raises:
+      Stopped: over one of them.
+    """
+    tree = _Tree(self.process.pid)
+    own = self.limits
+    if tree.cpu_s > own.cpu_s:
+      raise Stopped("timeout", f"over {own.cpu_s:g} s of CPU time")
+    if tree.resident_mb > own.memory_mb:
+      raise Stopped("memory", f"over {own.memory_mb} MiB of memory")
+    if tree.processes > own.processes + 8:
+      raise Stopped("runtime_error", f"over {own.processes} processes")
+    wall, limit = time.monotonic() - self.began, WALL_FACTOR * own.cpu_s + GRACE_S
+    # A busy machine is not the program's fault: time in the queue for a core does not count.
+    if wall - tree.queued_s > limit or wall > NEVER * limit:
+      raise Stopped("timeout", f"over {limit:g} s of wall time ({tree.cpu_s:.1f} s of CPU time)")
+
+  def _last_words(self) -> str:
+    """What bubblewrap said, for telling why no sandbox starts."""
+    assert self.process.stderr is not None
+    _kill(self.process.pid)
+    return self.process.stderr.read(2000).decode(errors="replace").strip()[-300:]
+
+
+class _Tree:
+  """What a process and all its descendants have used, from /proc.
+
+  Attributes:
+    cpu_s: seconds, of the dead that were waited for too.
+    resident_mb: MiB.
+    queued_s: seconds that the most delayed process has waited for a core.
+    processes: how many there are.
+  """
+
+  def __init__(self, pid: int):
+    self.cpu_s = self.resident_mb = self.queued_s = 0.0
+    self.processes = 0
+    page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+    waiting = [pid]
+    while waiting:
+      at = f"/proc/{waiting.pop()}"
+      try:
+        stat = _read(f"{at}/stat").rpartition(b")")[2].split()
+        self.cpu_s += sum(map(int, stat[11:15])) / tick
+        self.resident_mb += int(stat[21]) * page / 2**20
+        self.processes += 1
+        delay = _read(f"{at}/schedstat").split()
+        self.queued_s = max(self.queued_s, int(delay[1]) / 1e9)
+        waiting += _children(at)
+      except (OSError, IndexError, ValueError):
+        continue  # it ended meanwhile
+
+
+def _kill(pid: int) -> None:
+  with contextlib.suppress(ProcessLookupError, PermissionError):
+    os.kill(pid, signal.SIGKILL)
+
+
+def _children(at: str) -> list[int]:
+  """Processes that a process has started, by the kernel's list or by every process's parent."""
+  try:
+    threads = os.listdir(f"{at}/task")
+    return [int(c) for t in threads for c in _read(f"{at}/task/{t}/children").split()]
+  except FileNotFoundError:
+    if os.path.exists("/proc/thread-self/children"):
+      return []  # the process has ended
+  mine, found = at.rpartition("/")[2].encode(), []
+  for name in filter(str.isdigit, os.listdir("/proc")):
+    with contextlib.suppress(OSError, IndexError):
+      if _read(f"/proc/{name}/stat").rpartition(b")")[2].split()[1] == mine:
+        found.append(int(name))
+  return found
+
+
+def _read(path: str) -> bytes:
+  with open(path, "rb") as file:
+    return file.read()
+
+
+if __name__ == "__main__":
+  sys.exit(f"No sandbox: {why_not()}" if why_not() else print("The sandbox works here."))
