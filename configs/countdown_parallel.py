@@ -4,9 +4,9 @@ Command:   python -m fadejax.train --config=configs/countdown_parallel.py --work
              --config.init_from=runs/countdown-sft
            after the supervised warm-up of configs/countdown_tiny.py.
 Hardware:  2 CPU cores, under 2 GB of memory.
-Time:      FILL
-Measured, one seed, from the same start as configs/countdown_tiny.py:
-           FILL
+Time:      1 min 25 s
+Measured, one seed, from the same start as configs/countdown_tiny.py, pass@1/8/64 and entropy:
+           before 0.193/0.572/0.859, 0.66 nats; after 120 steps 0.217/0.595/0.875, 0.62 nats
 """
 
 from fadejax import recipes

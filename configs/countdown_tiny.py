@@ -5,9 +5,11 @@ Command:   python -m fadejax.sft --config=configs/countdown_tiny.py --workdir=ru
              --config.init_from=runs/countdown-sft
            Other methods: --config=configs/countdown_tiny.py:dapo, or any of fadejax/recipes.py.
 Hardware:  2 CPU cores, under 2 GB of memory.
-Time:      FILL
-Measured, one seed, on 64 unseen problems × 64 samples, pass@1/8/64:
-           FILL
+Time:      5 min 30 s: supervised 4 min, RL 1 min 30 s with both evaluations (0.55 s a step)
+Measured, one seed, on 64 unseen problems × 64 samples, pass@1/8/64 and entropy:
+           after 1300 supervised steps 0.193/0.572/0.859, 0.66 nats
+           after 120 RL steps, fade    0.272/0.609/0.859, 0.45 nats
+           after 120 RL steps, dr_grpo 0.251/0.467/0.609, 0.33 nats
 """
 
 from fadejax import recipes

@@ -24,7 +24,8 @@ MAY_IMPORT = {
   "verify": set(),
   "data": {"verify", "config"},
   "policy": {"arrays", "algorithm", "config"},
-  "config": {"arrays", "algorithm", "policy", "verify", "data"},
+  "config_check": {"algorithm", "data"},
+  "config": {"arrays", "algorithm", "policy", "verify", "data", "config_check"},
   "train": {"arrays", "algorithm", "policy", "verify", "data", "config", "cache"},
 }
 ROOMS = {"algorithm", "verify", "data", "policy", "train"}
