@@ -23,6 +23,7 @@ from fadejax import command
 from fadejax.algorithm import passk
 from fadejax.config import RunConfig, resolve
 from fadejax.data import tokenizer as tokenizers
+from fadejax.data.records import TaskConfig
 from fadejax.train import setup
 from fadejax.train.checkpoint import restore_params
 from fadejax.train.evaluation import evaluate
@@ -76,7 +77,13 @@ def _settings(values: Any) -> RunConfig:
       task, name="jsonl", path=values.task, eval_path=values.task, eval_problems=0
     )
   elif values.task:
-    task = dataclasses.replace(task, name=values.task)
+    task = TaskConfig(
+      name=values.task,
+      system_prompt=task.system_prompt,
+      raw_prompt=task.raw_prompt,
+      template_args=task.template_args,
+      eval_problems=task.eval_problems,
+    )
   evaluation = config.evaluation
   samples = evaluation.samples if values.n is None else values.n
   if not all(k.isdigit() for k in values.ks):

@@ -181,7 +181,7 @@ def test_lock_holds_every_dependency():
 
   project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
   wanted = list(project["dependencies"])
-  for extra in ("puzzles", "wandb", "test"):
+  for extra in ("code", "puzzles", "wandb", "test"):
     wanted += [line for line in project["optional-dependencies"][extra] if "fadejax" not in line]
   locked = {line.split("==")[0] for line in (ROOT / "requirements.lock").read_text().splitlines()}
   names = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in wanted}

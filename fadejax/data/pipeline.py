@@ -155,6 +155,8 @@ class Pipeline:
     if task.generated:
       return self._redrawing(named)
     records = [named[i] for i in range(len(named))]
+    if not records:
+      raise ValueError(f"task {task.name!r} is for evaluation only: it has no training problems")
     kept = [record for record in records if len(_ids(self._encode, record)) <= self._size]
     if not kept:
       raise ValueError(

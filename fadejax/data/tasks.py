@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from fadejax.data.files import jsonl
 from fadejax.data.generated import arithmetic, countdown, reasoning_gym
+from fadejax.data.programs import human_eval
 from fadejax.data.records import Record, Source, Task, TaskConfig
 
 __all__ = ["TASKS", "Record", "Source", "Task", "TaskConfig"]
@@ -17,6 +18,7 @@ __all__ = ["TASKS", "Record", "Source", "Task", "TaskConfig"]
 TASKS: dict[str, Callable[[TaskConfig, int], Task]] = {
   "arithmetic": arithmetic,
   "countdown": countdown,
+  "human_eval": human_eval,
   "jsonl": jsonl,
   "reasoning_gym": reasoning_gym,
 }

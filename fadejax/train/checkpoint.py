@@ -22,15 +22,21 @@ from fadejax.config import CheckpointConfig
 
 
 def _wanted(record: logging.LogRecord) -> bool:
-  # Most steps are saved without an evaluation; Orbax warns of each.
-  return "Requested `tracked_metric`" not in record.getMessage()
+  # Orbax warns of each save without an evaluation, which most are, and of each reading of the
+  # parameters alone.
+  text = record.getMessage()
+  return "Requested `tracked_metric`" not in text and "_CHECKPOINT_METADATA" not in text
+
+
+def _quiet() -> None:
+  logging.getLogger("absl").addFilter(_wanted)  # the same filter twice counts once
 
 
 class Checkpoints:
   """The checkpoints of a run, under `directory`. Close it: it waits for the last save."""
 
   def __init__(self, directory: Path, config: CheckpointConfig):
-    logging.getLogger("absl").addFilter(_wanted)  # the same filter twice counts once
+    _quiet()
     self._metric = config.best_metric
     keep = [checkpoint_managers.LatestN(config.keep)]
     if config.keep_best:
@@ -125,6 +131,7 @@ def restore_params(directory: Path, like: Any, step: int | None = None) -> Any:
     FileNotFoundError: there is no checkpoint, or none of that step.
     ValueError: the checkpoint's parameters have other shapes.
   """
+  _quiet()
   steps = saved_steps(directory)
   if not steps or (step is not None and step not in steps):
     wanted = "" if step is None else f" of step {step}"

@@ -300,7 +300,7 @@ def build_pool(config: RunConfig, tasks: list[tuple[TaskConfig, Task]]) -> Verif
   """The graders, those that the tasks need imported before the first item."""
   names = {record["verifier"] for _, task in tasks for record in task.eval}
   for _, task in tasks:
-    size = 1 if task.generated else len(task.train)
+    size = min(1, len(task.train)) if task.generated else len(task.train)
     names |= {task.train[i]["verifier"] for i in range(size)}
   return VerifierPool(config.verifier.workers, config.verifier.timeout_s, warm=sorted(names))
 

