@@ -18,6 +18,7 @@ import dataclasses
 import json
 import math
 import re
+import reprlib
 from typing import Any
 
 from fadejax.verify import sandbox
@@ -25,7 +26,11 @@ from fadejax.verify.inside import plain
 from fadejax.verify.sandbox import Limits, Sandbox, Stopped
 from fadejax.verify.verdict import ProblemError, Verdict, after_thinking, field, no_answer
 
-ANSWER = ("value", "raise", "name", "text", "callable", "not_plain")  # what the judge may be told
+# What the judge may be told, and of which type.
+ANSWER: dict[str, type] = {
+  "value": bytes, "raise": str, "name": str, "text": str, "not_plain": str, "found": dict,
+}  # fmt: skip
+DIGITS = 8192  # bytes of an integer that is compared in this process
 CALLS = 100_000  # questions that one set of tests may ask
 FLOAT_TOLERANCE = 1e-6  # absolute or relative, of numeric tokens on stdout
 FORMS = ("asserts", "calls", "stdin_stdout")
@@ -150,7 +155,7 @@ def _by_calls(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   """Calls with arguments; results are compared here, with no object of the program's in sight."""
   calls = tests["calls"]
   passed, status, detail = 0, "ok", ""
-  with Sandbox("candidate.py", limits) as box:
+  with Sandbox("candidate", limits) as box:
     if error := _start(box, program):
       return 0, len(calls), "runtime_error", error
     for i, call in enumerate(calls):
@@ -161,17 +166,25 @@ def _by_calls(program: str, tests: dict[str, Any], limits: Limits) -> Result:
         status = "runtime_error"
         detail = f"call {i}: {reply.get('not_plain') or _describe(reply)}"
       else:
-        try:
-          value = plain.decode(reply["value"])
-        except ValueError as cause:
-          raise Stopped("runtime_error", str(cause)) from cause
+        value = _opened(reply["value"])
         if same(value, call["expected"], tests.get("float_tol")):
           passed += 1
           continue
-        status, detail = "ok", f"call {i}: {value!r:.100}, expected {call['expected']!r:.100}"
+        status = "ok"
+        detail = f"call {i}: {reprlib.repr(value)}, expected {reprlib.repr(call['expected'])}"
       if tests.get("score") != "share":
         break
   return passed, len(calls), status, detail
+
+
+def _opened(value: Any) -> Any:
+  """A result as plain data, within what this process can compare and print in no time."""
+  try:
+    if not isinstance(value, bytes):
+      raise ValueError("the program broke the channel")
+    return plain.decode(value, digits=DIGITS, keys=sandbox.KEYS)
+  except ValueError as error:
+    raise Stopped("runtime_error", str(error)) from error
 
 
 def same(value: Any, expected: Any, tolerance: float | None = None) -> bool:
@@ -207,7 +220,7 @@ def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   cases = tests["stdin_stdout"]
   passed, status, detail = 0, "ok", ""
   tolerance = tests.get("float_tol", FLOAT_TOLERANCE)
-  with Sandbox("candidate.py", limits) as box:
+  with Sandbox("candidate", limits) as box:
     inputs = [case["stdin"] for case in cases]
     cap = max(len(case["stdout"].encode()) for case in cases) * 2 + 2**16
     box.start({"program": program, "form": "stdio", "inputs": inputs, "cap": cap})
@@ -216,8 +229,10 @@ def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
       if "raise" in reply:
         return passed, len(cases), "runtime_error", _describe(reply)
       try:
-        exit_code, output = int(reply["status"]), bytes.fromhex(reply["output"])
-      except (KeyError, TypeError, ValueError) as error:
+        exit_code, output = reply["status"], reply["output"]
+        if not (isinstance(exit_code, int) and isinstance(output, bytes)):
+          raise TypeError("a status and bytes are wanted")
+      except (KeyError, TypeError) as error:
         raise Stopped("runtime_error", "the program broke the channel") from error
       if exit_code != 0:
         status, detail = "runtime_error", f"test {i}: exit code {exit_code}"
@@ -253,7 +268,9 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 def _same_token(x: str, y: str, tolerance: float) -> bool:
   if x == y:
     return True
-  if not (_NUMBER.fullmatch(x) and _NUMBER.fullmatch(y)) or not set(x + y) & set(".eE"):
+  if len(x) > 400 or len(y) > 400 or not set(x + y) & set(".eE"):
+    return False
+  if not (_NUMBER.fullmatch(x) and _NUMBER.fullmatch(y)):
     return False
   return math.isclose(float(x), float(y), rel_tol=tolerance, abs_tol=tolerance)
 
@@ -263,7 +280,7 @@ def _by_asserts(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   asserts = tests["asserts"]
   # The judge waits while the program works, so that its clock must not run out first.
   patient = dataclasses.replace(limits, cpu_s=3 * limits.cpu_s + 5)
-  with Sandbox("candidate.py", limits) as box, Sandbox("judge.py", patient) as judge:
+  with Sandbox("candidate", limits) as box, Sandbox("judge", patient) as judge:
     task = {
       "tests": asserts,
       "setup": tests.get("setup", ""),
@@ -295,13 +312,9 @@ def _relay(box: Sandbox, judge: Sandbox) -> dict[str, Any]:
       return question["report"]
     box.send(question)
     answer = box.receive()
-    try:
-      if "value" in answer:
-        plain.decode(answer["value"])  # refused here, so that the judge meets plain data only
-    except ValueError as error:
-      raise Stopped("runtime_error", str(error)) from error
-    kept: dict[str, Any] = {key: answer[key] for key in ANSWER if key in answer}
-    if not all(isinstance(kept.get(k, ""), str) for k in ("raise", "name", "text", "not_plain")):
+    kept = {key: answer[key] for key, kind in ANSWER.items() if isinstance(answer.get(key), kind)}
+    if not kept:
       raise Stopped("runtime_error", "the program broke the channel")
+    # Values stay closed here: the judge opens them, behind its own wall.
     judge.send({"text": "", "name": "", **kept})
   raise Stopped("timeout", f"in the tests: more than {CALLS} calls")

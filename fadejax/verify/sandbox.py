@@ -1,6 +1,6 @@
 """The one way to run untrusted code: bubblewrap around it, limits on its whole tree, a deadline.
 
-`Sandbox(script, limits)` starts a script of `inside/` behind the wall and talks to it in messages.
+`Sandbox(script, limits)` starts a module of `inside/` behind the wall and talks to it in messages.
 Outside it is one process group and one PID namespace: killing it leaves nothing. docs/verifiers.md
 says what this protects against and what it does not.
 
@@ -9,11 +9,11 @@ Source for the list of attacks: public reports of other trainers' graders, in th
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import select
 import shutil
@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from fadejax.verify import seccomp
+from fadejax.verify.inside import plain
 from fadejax.verify.inside.plain import HEADER
 
 INSIDE = Path(__file__).resolve().parent / "inside"
+KEYS = 10_000  # entries of the dicts of one message, which may be chosen to collide
 FIRST_UID = 61_000  # of the users that programs run as where the trainer is root
 UIDS = 4000
 POLL_S = 0.02
@@ -114,7 +116,11 @@ def command(limits: Limits, script: str, filter_fd: int | None) -> list[str]:
     line += ["--setenv", name, value]
   if filter_fd is not None:
     line += ["--seccomp", str(filter_fd)]
-  return [*line, "--", python, "-I", "-S", "-B", f"/fadejax/{script}"]
+  # As modules, so that the compiled files beside them serve.
+  run = (
+    f"import sys; sys.path.insert(0, '/fadejax'); import {script}; sys.path.pop(0); {script}.main()"
+  )
+  return [*line, "--", python, "-I", "-S", "-B", "-c", run]
 
 
 @functools.cache
@@ -128,7 +134,8 @@ def why_not() -> str:
   if "--size" not in known or "--perms" not in known:
     return "running untrusted programs needs bubblewrap 0.7 or newer, which bounds scratch space"
   try:
-    with Sandbox("candidate.py", Limits()) as box:
+    compileall.compile_dir(INSIDE, quiet=2)
+    with Sandbox("candidate", Limits()) as box:
       box.start({"program": "", "form": "calls"})
       reply = box.receive()
   except (SandboxError, Stopped, OSError) as error:
@@ -208,7 +215,7 @@ class Sandbox:
   """One script of `inside/` behind the wall. Use as a context manager: leaving kills it all.
 
   Args:
-    script: a file of `inside/`.
+    script: a module of `inside/`.
     limits: of its whole tree.
   """
 
@@ -305,7 +312,7 @@ class Sandbox:
     Raises:
       Stopped: it is gone, or over a limit before it has taken the message.
     """
-    body = json.dumps(message).encode()
+    body = plain.encode(message)
     data = memoryview(HEADER.pack(len(body)) + body)
     while data:
       try:
@@ -363,8 +370,8 @@ class Sandbox:
     body = bytes(self._buffer[HEADER.size : end])
     del self._buffer[:end]
     try:
-      message = json.loads(body)
-    except (ValueError, RecursionError):
+      message = plain.decode(body, digits=8, keys=KEYS)
+    except ValueError:
       raise Stopped("runtime_error", "the program broke the channel") from None
     if not isinstance(message, dict):
       raise Stopped("runtime_error", "the program broke the channel")

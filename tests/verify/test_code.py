@@ -662,3 +662,26 @@ def test_without_bubblewrap_code_tasks_refuse_to_start(monkeypatch):
   finally:
     monkeypatch.undo()
     sandbox.why_not.cache_clear()
+
+
+@pytest.mark.parametrize(
+  "value",
+  [
+    "10 ** 200000",  # slow to print
+    "{k * (2**61 - 1): 0 for k in range(1, 60000)}",  # slow to hold: every key collides
+    "[[1] * 1000] * 1000",
+    "'x' * 3 * 10**6",
+    "iter(int, 1)",
+    "(lambda f: f(f, 190))(lambda f, n: [f(f, n - 1)] if n else 0)",
+  ],
+)
+@pytest.mark.parametrize("form", ["asserts", "calls"])
+def test_a_value_that_is_slow_to_handle_is_a_wrong_answer(value, form):
+  """Never a grader_error: a policy must not find a way around its verdict."""
+  program = f"def add(a, b):\n  return {value}"
+  tests = ADD if form == "asserts" else calls("add", ([2, 3], 5))
+  began = time.process_time()
+  with VerifierPool(workers=1, timeout_s=20) as pool:
+    (verdict,) = pool.grade([("code", program, {"tests": {**tests, "time_limit_s": 2.0}})])
+  assert verdict.reward == 0.0 and verdict.status != "grader_error", verdict
+  assert time.process_time() - began < 5

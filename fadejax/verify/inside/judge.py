@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import symtable
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -56,8 +55,6 @@ class Channel:
       except Exception:  # such as UnicodeDecodeError, which wants five arguments
         error = CandidateError(f"{reply['name']}: {reply['text']}")
       raise error
-    if "callable" in reply:
-      return None
     raise CandidateFault(reply.get("not_plain", "the program died"))
 
 
@@ -75,36 +72,27 @@ def stand_in(channel, name):
   return call
 
 
-def wanted(source):
-  """Global names that the tests read and never set, builtins left out."""
-  used, bound = set(), set()
-
-  def walk(table):
-    for symbol in table.get_symbols():
-      outside = symbol.is_global() or table.get_type() == "module"
-      if outside and (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()):
-        bound.add(symbol.get_name())
-      elif outside and symbol.is_referenced():
-        used.add(symbol.get_name())
-    for child in table.get_children():
-      walk(child)
-
-  walk(symtable.symtable(source, "tests", "exec"))
-  return sorted(used - bound - set(vars(builtins)))
+def wanted(codes):
+  """Every name in the tests, attributes too; those that they set themselves do no harm."""
+  names, waiting = set(), list(codes)
+  while waiting:
+    code = waiting.pop()
+    names.update(code.co_names)
+    waiting += [c for c in code.co_consts if isinstance(c, type(code))]
+  return sorted(names - set(vars(builtins)))
 
 
 def bind(channel, names, space):
-  """Puts a stand-in, or a constant's value, under every name that the program has."""
-  for name in names:
-    plain.write(channel.answers, {"get": name})
-    reply = plain.read(channel.requests)
-    if reply is None:
-      os._exit(0)
-    if "callable" in reply:
-      space[name] = stand_in(channel, name)
-    elif "value" in reply:
-      space[name] = plain.decode(reply["value"])
-    # Else the program lacks it, and the test that uses it fails with a NameError.
+  """Puts a stand-in, or a constant's value, under every name that the program has.
+
+  What it lacks stays unknown, and the test that uses it fails with a NameError.
+  """
+  plain.write(channel.answers, {"names": names})
+  reply = plain.read(channel.requests)
+  if reply is None:
+    os._exit(0)
+  for name, value in reply.get("found", {}).items():
+    space[name] = stand_in(channel, name) if value is None else plain.decode(value)
 
 
 def run(channel, task):
@@ -113,9 +101,12 @@ def run(channel, task):
   space = {"__name__": "tests"}
   try:
     codes = [compile(text, "tests", "exec", dont_inherit=True) for text in tests]
-    bind(channel, wanted("\n".join(tests)), space)
   except (SyntaxError, ValueError) as error:
     return {"passed": 0, "fault": "tests", "detail": f"the tests do not compile: {error}"}
+  try:
+    bind(channel, wanted(codes), space)
+  except ValueError as error:
+    return {"passed": 0, "fault": "candidate", "detail": str(error)}
   passed, fault, detail = 0, "", ""
   for i, code in enumerate(codes):
     try:
@@ -145,7 +136,3 @@ def main():
   report = run(Channel(requests, answers), task)
   plain.write(answers, {"report": report})
   os._exit(0)
-
-
-if __name__ == "__main__":
-  main()

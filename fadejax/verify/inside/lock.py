@@ -43,6 +43,8 @@ def close_in(limits):
     os.setresgid(limits["uid"], limits["uid"], limits["uid"])
     os.setresuid(limits["uid"], limits["uid"], limits["uid"])
   os.umask(0o077)
+  if hasattr(sys, "set_int_max_str_digits"):
+    sys.set_int_max_str_digits(0)
 
 
 def take_channel():
