@@ -67,6 +67,9 @@ class RewardConfig:
 
   require_end: bool = False  # a truncated completion earns 0, whatever it says
   overlong_buffer: int = 0  # tokens: DAPO's soft length penalty over the last so many; 0: off
+  # Further verifiers of every completion: {"verifier", "weight", "name", and fields it needs}.
+  # weight × reward is added to what is trained on; solve rates stay those of the problem's own.
+  extra: tuple[dict[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from fadejax.algorithm.weights import WEIGHTS
 from fadejax.data.tasks import TASKS
+from fadejax.verify import check_name
 
 RunConfig = Any  # that of config.py, which imports this module
 
@@ -121,6 +122,11 @@ def _check_together(run: RunConfig) -> None:
       f"loss.microbatches ({run.loss.minibatches} × {run.loss.microbatches}); their product may be "
       f"{', '.join(map(str, allowed))}"
     )
+  for i, extra in enumerate(run.reward.extra):
+    _check_extra(extra, f"config.reward.extra[{i}]")
+  names = [extra_name(extra) for extra in run.reward.extra]
+  if len(set(names)) < len(names):
+    raise ValueError(f"config.reward.extra: names {names} must differ; set 'name'")
   if run.model.path and run.model.preset:
     raise ValueError("config.model: set path or preset, not both")
   if run.reward.overlong_buffer > run.rollout.max_completion_length:
@@ -155,6 +161,24 @@ def _check_together(run: RunConfig) -> None:
       "config.fade (for fixed ones use policy_weight.name = 'power_asym')"
     )
   _check_weight(run)
+
+
+def extra_name(extra: dict[str, Any]) -> str:
+  """What the metrics call an extra reward: its name, else its verifier's."""
+  return str(extra.get("name", extra["verifier"]))
+
+
+def _check_extra(extra: dict[str, Any], where: str) -> None:
+  for key in ("verifier", "weight"):
+    if key not in extra:
+      raise ValueError(f"{where}: needs {key!r}")
+  weight = extra["weight"]
+  if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+    raise ValueError(f"{where}: weight must be a finite number, got {weight!r}")
+  try:
+    check_name(extra["verifier"])
+  except ValueError as error:
+    raise ValueError(f"{where}: {error}") from error
 
 
 # Weights that a completion has without others of its group.

@@ -90,6 +90,19 @@ def test_fields_of_several_types():
     ({"mixture": ({"nam": "arithmetic"},)}, r"config\.mixture\[0\]\.nam: no such field"),
     ({"mixture": ({"name": "arithmetics"},)}, r"task 'arithmetics' is not one of arithmetic"),
     ({"rollout": {"group": 1}}, r"group: 1 trains nothing, since fade compares"),
+    ({"reward": {"extra": ({"weight": 1.0},)}}, r"reward\.extra\[0\]: needs 'verifier'"),
+    (
+      {"reward": {"extra": ({"verifier": "exact", "weight": float("nan")},)}},
+      r"weight must be a finite number",
+    ),
+    (
+      {"reward": {"extra": ({"verifier": "exat", "weight": 1.0},)}},
+      r"reward\.extra\[0\]: unknown verifier 'exat'",
+    ),
+    (
+      {"reward": {"extra": ({"verifier": "exact", "weight": 1},) * 2}},
+      r"names \['exact', 'exact'\] must differ",
+    ),
     ({"rollout": 3}, r"config\.rollout: a section of fields is wanted"),
   ],
 )

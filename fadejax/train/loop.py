@@ -293,6 +293,7 @@ class _Run:
       batch, tally = draw_batch(self.draws), None
     self.draws += r.prompts * len(drawn)
     row |= rollouts.verdict_shares([v for b in drawn for v in b.graded.verdicts])
+    row |= rollouts.extra_means([b.graded for b in drawn])
     row |= rollouts.task_solve_rates(
       [b.graded.rewards for b in drawn], [p for b in drawn for p in b.problems]
     )

@@ -37,6 +37,7 @@ KNOWN_METRICS: Mapping[str, str] = {
   "solve_rate": "share",
   "solve_rate/<task>": "share",
   "reward_mean": "reward",
+  "reward/<name>": "reward",
   "mixed_share": "share",
   "entropy": "nats per token",
   "alpha": "1",

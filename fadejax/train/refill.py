@@ -136,5 +136,6 @@ def merge(kept: Batch, new: Batch, rows: np.ndarray) -> Batch:
       [texts[i] for i in flat],
       [verdicts[i] for i in flat],
       jax.tree.map(on_host, kept.graded.rewards, new.graded.rewards),
+      jax.tree.map(on_host, kept.graded.extra, new.graded.extra),
     ),
   )

@@ -13,6 +13,7 @@ import numpy as np
 from fadejax.algorithm.losses import overlong_penalty
 from fadejax.arrays import RewardBatch, RolloutBatch
 from fadejax.config import RewardConfig
+from fadejax.config_check import extra_name
 from fadejax.data.tokenizer import Tokenizer
 from fadejax.verify import STATUSES, Verdict, VerifierPool
 
@@ -26,6 +27,7 @@ class Graded:
   texts: list[str]
   verdicts: list[Verdict]
   rewards: RewardBatch  # NumPy
+  extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name → f32[P, G]
 
 
 def grade(
@@ -37,8 +39,8 @@ def grade(
 ) -> Graded:
   """Decodes a rollout and has it graded.
 
-  A group with a `grader_error` is invalid as a whole. With `require_end` a truncated
-  completion earns 0 and is not sent to a grader.
+  A group with a `grader_error` is invalid as a whole, one of an extra verifier's too. With
+  `require_end` a truncated completion earns 0 and is not sent to a grader.
 
   Args:
     rollout: on the host (NumPy leaves).
@@ -50,28 +52,35 @@ def grade(
   """
   p, g, c = rollout.tokens.shape
   texts, items, where = [], [], []
-  verdicts: list[Verdict] = [TRUNCATED] * (len(problems) * g)
+  kinds: tuple[dict[str, Any], ...] = ({}, *config.extra)  # the problem's own verifier, and more
+  verdicts = [[TRUNCATED] * (len(problems) * g) for _ in kinds]
   for i, problem in enumerate(problems):
     for j in range(g):
       # The stop token is no part of the answer.
       length = int(rollout.lengths[i, j]) - (not rollout.truncated[i, j])
       texts.append(tokenizer.decode(rollout.tokens[i, j, :length].tolist()))
       if not (config.require_end and rollout.truncated[i, j]):
-        items.append((problem["verifier"], texts[-1], problem))
-        where.append(i * g + j)
-  for index, verdict in zip(where, pool.grade(items), strict=True):
-    verdicts[index] = verdict
-  rewards = np.zeros((p, g), np.float32)
+        for kind, fields in enumerate(kinds):
+          record = {**problem, **fields} if fields else problem
+          items.append((record["verifier"], texts[-1], record))
+          where.append((kind, i * g + j))
+  for (kind, index), verdict in zip(where, pool.grade(items), strict=True):
+    verdicts[kind][index] = verdict
+  scores = np.zeros((len(kinds), p, g), np.float32)
   valid = np.zeros(p, bool)
   for i in range(len(problems)):
-    group = verdicts[i * g : (i + 1) * g]
-    valid[i] = all(v.reward is not None for v in group)
+    groups = [of_kind[i * g : (i + 1) * g] for of_kind in verdicts]
+    valid[i] = all(v.reward is not None for group in groups for v in group)
     if valid[i]:
-      rewards[i] = [v.reward for v in group]
+      scores[:, i] = [[v.reward for v in group] for group in groups]
   shaping = np.zeros((p, g), np.float32)
   if config.overlong_buffer:
     shaping = np.asarray(overlong_penalty(rollout.lengths, c, config.overlong_buffer), np.float32)
-  return Graded(texts, verdicts, RewardBatch(rewards, shaping, valid))  # type: ignore[arg-type]
+  for fields, score in zip(config.extra, scores[1:], strict=True):
+    shaping = shaping + np.float32(fields["weight"]) * score
+  rewards = RewardBatch(scores[0], shaping, valid)  # type: ignore[arg-type]
+  extra = {extra_name(f): score for f, score in zip(config.extra, scores[1:], strict=True)}
+  return Graded(texts, verdicts[0], rewards, extra)
 
 
 def to_host(rollout: RolloutBatch) -> RolloutBatch:
@@ -100,6 +109,18 @@ def task_solve_rates(
     if rows:
       rates[f"solve_rate/{name}"] = float(np.mean(rewards[rows]))
   return rates
+
+
+def extra_means(graded: Sequence[Graded]) -> dict[str, float]:
+  """`reward/<name>` → mean of an extra reward over the valid groups."""
+  valid = np.concatenate([batch.rewards.valid for batch in graded])
+  if not valid.any():
+    return {}
+  names = graded[0].extra
+  return {
+    f"reward/{name}": float(np.mean(np.concatenate([b.extra[name] for b in graded])[valid]))
+    for name in names
+  }
 
 
 def sample_rows(

@@ -302,6 +302,7 @@ def build_pool(config: RunConfig, tasks: list[tuple[TaskConfig, Task]]) -> Verif
   for _, task in tasks:
     size = min(1, len(task.train)) if task.generated else len(task.train)
     names |= {task.train[i]["verifier"] for i in range(size)}
+  names |= {extra["verifier"] for extra in config.reward.extra}
   return VerifierPool(config.verifier.workers, config.verifier.timeout_s, warm=sorted(names))
 
 

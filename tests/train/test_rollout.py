@@ -122,3 +122,26 @@ def test_sample_rows_say_what_happened():
     "status": "ok", "detail": "", "length": 3, "truncated": False, "entropy": pytest.approx(0.5),
   }  # fmt: skip
   assert rows[1]["truncated"] and rows[1]["draw"] == 8
+
+
+def test_extra_rewards_shape_what_is_trained_on_and_nothing_else():
+  pool = Pool()
+  extra = (
+    {"verifier": "exact", "answer": "5", "weight": 0.25, "name": "five"},
+    {"verifier": "exact", "answer": "12", "weight": -1},
+  )
+  graded = rollouts.grade(
+    rollout_of([["12", "3"], ["1234", "5"]]), problems("12", "1234"), TOKENS, pool,
+    RewardConfig(extra=extra),
+  )  # fmt: skip
+  assert pool.seen == ["12"] * 3 + ["3"] * 3 + ["1234"] * 3 + ["5"] * 3
+  np.testing.assert_array_equal(graded.rewards.rewards, [[1, 0], [1, 0]])
+  np.testing.assert_array_equal(graded.rewards.shaping, [[-1, 0], [0, 0.25]])
+  assert rollouts.extra_means([graded]) == {"reward/five": 0.25, "reward/exact": 0.25}
+  # One that cannot be graded makes the group invalid, and leaves its rewards at zero.
+  failing = rollouts.grade(
+    rollout_of([["12", "3"]]), problems("12"), TOKENS, pool,
+    RewardConfig(extra=({"verifier": "exact", "answer": "?", "weight": 1.0},)),
+  )  # fmt: skip
+  assert not failing.rewards.valid[0] and not failing.rewards.rewards.any()
+  assert rollouts.extra_means([failing]) == {}
