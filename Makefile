@@ -18,7 +18,7 @@ WORKERS ?= 2
 # Pass pytest arguments as in `make test TESTS="tests/algorithm -x"`.
 TESTS ?=
 
-.PHONY: help setup demo test lint format lock clean sandbox
+.PHONY: help setup demo test lint format lock clean sandbox bench
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' \
@@ -47,6 +47,9 @@ demo: $(STAMP)  ## train SmolLM2-135M on arithmetic with FADE (minutes, on a CPU
 	$(PY) -m fadejax.convert
 	$(PY) -m fadejax.train --config=configs/smollm2_arithmetic_demo.py --workdir=$(WORKDIR)
 	@echo "Report: $(abspath $(WORKDIR))/report.html"
+
+bench: $(STAMP)  ## speed and memory, each beside a peer or a ceiling
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) $$file; done
 
 sandbox: $(STAMP)  ## install bubblewrap, which code tasks need, and check that it works here
 	@command -v bwrap >/dev/null || { \

@@ -233,7 +233,7 @@ class _Run:
     row |= {"prompts_redrawn": self.pipeline.redrawn - redrawn}
     self.stop_if_skipping(row)
     row = _ratios(row) | self.head_diagnostics(step)
-    if step == 1:
+    if step == 1 and self.config.policy_weight.name == "fade":
       initial = float(self.state.fade.initial_entropy)
       low, high = fade.delta_range(self.config.fade, initial)
       print(f"first batch: entropy {initial:.3f} nats, so δ can reach [{low:.2f}, {high:.2f}]")
@@ -265,9 +265,11 @@ class _Run:
   ) -> tuple[refill.Batch, Tally | None, dict[str, Any]]:
     """What the step trains on, the tally of all that was drawn, and the row's part of it."""
     r, drawn = self.config.rollout, []
+    with clock("rollout"):
+      params = self.to_sampler(self.state.params)  # cast and resharded once a step
 
     def draw_batch(first: int) -> refill.Batch:
-      batch = self.draw_batch(first, pool, clock)
+      batch = self.draw_batch(first, params, pool, clock)
       _stop_if_ungraded(batch.graded, step)
       drawn.append(batch)
       return batch
@@ -299,14 +301,16 @@ class _Run:
     )
     return batch, tally, row
 
-  def draw_batch(self, first: int, pool: VerifierPool, clock: _Clock) -> refill.Batch:
+  def draw_batch(
+    self, first: int, params: model.Params, pool: VerifierPool, clock: _Clock
+  ) -> refill.Batch:
     """Samples and grades the prompts that start at draw `first`."""
     with clock("data"):
       batch = self.pipeline.batch(first)
       prompts = setup.place_prompts(batch, self.policy.sample_layout)
     with clock("rollout"):
       rollout = sample(
-        self.to_sampler(self.state.params),
+        params,
         prompts,
         jax.random.key(self.config.seed),
         arch=self.policy.arch,
