@@ -28,6 +28,21 @@ def _wanted(record: logging.LogRecord) -> bool:
   return "Requested `tracked_metric`" not in text and "_CHECKPOINT_METADATA" not in text
 
 
+class Damaged(ValueError):
+  """A checkpoint that cannot be read because parts of it are missing, short or garbled."""
+
+
+# A store that refuses, rather than one that has lost something.
+_NOT_DAMAGE = ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+
+def _is_damage(error: Exception) -> bool:
+  # Orbax raises a plain Exception for a data file that is short or gone, with the cause behind it.
+  kinds = (ValueError, KeyError, FileNotFoundError)
+  known = isinstance(error, kinds) or type(error) is Exception
+  return known and not any(word in str(error) for word in _NOT_DAMAGE)
+
+
 def _quiet() -> None:
   logging.getLogger("absl").addFilter(_wanted)  # the same filter twice counts once
 
@@ -90,13 +105,22 @@ class Checkpoints:
     return self.latest() if best is None else best
 
   def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-    """(state, meta) of a step, placed as `like` (arrays or ShapeDtypeStructs with shardings)."""
-    restored = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(_abstract(like)), meta=ocp.args.JsonRestore()
-      ),
+    """(state, meta) of a step, placed as `like` (arrays or ShapeDtypeStructs with shardings).
+
+    Raises:
+      Damaged: it cannot be read. Any other error (no permission, no memory) says nothing against
+        the checkpoint.
+    """
+    args = ocp.args.Composite(
+      state=ocp.args.StandardRestore(_abstract(like)), meta=ocp.args.JsonRestore()
     )
+    try:
+      restored = self._manager.restore(step, args=args)
+    except Exception as error:
+      if not _is_damage(error):
+        raise
+      reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+      raise Damaged(f"checkpoint {step} in {self._manager.directory}: {reason[:300]}") from error
     return restored["state"], restored["meta"]
 
   def wait(self) -> None:

@@ -33,7 +33,7 @@ from fadejax.train import diagnostics, plan, refill, setup, supervised
 from fadejax.train import rollout as rollouts
 from fadejax.train import step as step_of
 from fadejax.train import workdir as workdirs
-from fadejax.train.checkpoint import Checkpoints, restore_params, saved_steps
+from fadejax.train.checkpoint import Checkpoints, Damaged, restore_params, saved_steps
 from fadejax.train.evaluation import evaluate
 from fadejax.train.metrics import Writers, open_writers, write_atomically
 from fadejax.train.progress import Progress
@@ -380,13 +380,12 @@ class _Run:
       try:
         self.state, meta = checkpoints.restore(step, self.state)
         break
-      except (ValueError, KeyError, OSError) as error:
+      except Damaged as error:
         aside = checkpoints.set_aside(step)
         damaged.append(aside.name)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(
-          f"WARNING: checkpoint {step} of {self.workdir} cannot be read ({reason}); it was renamed "
-          f"to {aside.name}, and the one before it is tried",
+          f"WARNING: {error}: it cannot be read; it was renamed to {aside.name}, and the one "
+          "before it is tried",
           flush=True,
         )
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fadejax.config import CheckpointConfig
-from fadejax.train.checkpoint import Checkpoints, restore_params
+from fadejax.train.checkpoint import Checkpoints, Damaged, restore_params
 
 
 def state(value):
@@ -62,3 +64,55 @@ def test_a_save_that_was_cut_off_is_not_a_checkpoint(tmp_path):
   again.close()
   like = {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=state(0)["params"]["w"].sharding)}
   np.testing.assert_array_equal(restore_params(tmp_path, like)["w"], np.arange(8.0) + 10)
+
+
+def _files(path):
+  return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("how", ["short", "empty", "gone"])
+def test_whatever_is_missing_is_noticed_or_not_needed(tmp_path, how):
+  """Every file of a checkpoint in turn: it is `Damaged`, or what comes back is right."""
+  whole = tmp_path / "whole"
+  checkpoints = Checkpoints(whole, CheckpointConfig())
+  checkpoints.save(1, state(1), {"draws": 7}, None)
+  checkpoints.close()
+  damaged = []
+  for name in _files(whole):
+    copy = tmp_path / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(whole, copy)
+    content = (copy / name).read_bytes()
+    if how == "gone":
+      (copy / name).unlink()
+    else:
+      (copy / name).write_bytes(content[: len(content) // 2 if how == "short" else 0])
+    again = Checkpoints(copy, CheckpointConfig())
+    try:
+      restored, meta = again.restore(1, state(0))
+    except Damaged as error:
+      damaged.append(name)
+      assert "checkpoint 1 in" in str(error)
+    else:
+      np.testing.assert_array_equal(restored["params"]["w"], np.arange(8.0) + 1)
+      assert meta == {"draws": 7}
+    again.close()
+  # The index of the data, what it says of the tree, and the draw count at least.
+  assert len(damaged) >= 3 and any("meta/" in name for name in damaged)
+
+
+def test_a_store_that_refuses_says_nothing_against_the_checkpoint(tmp_path, monkeypatch):
+  checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+  checkpoints.save(1, state(1), {}, None)
+  checkpoints.wait()
+  for error in (PermissionError("no"), RuntimeError("no memory"), ValueError("PERMISSION_DENIED")):
+
+    def refuse(*_, error=error, **__):
+      raise error
+
+    monkeypatch.setattr(checkpoints._manager, "restore", refuse)
+    with pytest.raises(type(error)) as caught:
+      checkpoints.restore(1, state(0))
+    assert not isinstance(caught.value, Damaged)
+  monkeypatch.undo()
+  checkpoints.close()
