@@ -4,7 +4,8 @@ Command:   make demo
            python -m fadejax.convert
            python -m fadejax.train --config=configs/smollm2_arithmetic_demo.py --workdir=runs/demo
 Hardware:  2 CPU cores, about 6 GB of memory.
-Time:      7 min 55 s with set-up and downloads; 13.3 s a step (rollout 3.4, update 10.0)
+Time:      7 min 55 s with set-up and downloads; 13.3 s a step (rollout 3.4, update 10.0).
+           9 min 35 s on a machine that other jobs share
 Expected, over seeds 0, 1, 2, on 64 sums that training never draws (8 samples each):
            before  pass@1 0.033, pass@8 0.203, greedy 0.188, entropy 2.05 nats
            after   pass@1 0.572 / 0.549 / 0.586, pass@8 0.797 / 0.734 / 0.797,
