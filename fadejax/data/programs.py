@@ -53,7 +53,12 @@ def _record(row: Record, label: str, raw: bool) -> Record:
     "verifier": "code",
     "task": label,
     "prefix": prompt if raw else head,
-    "tests": {"setup": row["test"], "asserts": [f"check({name})"]},
+    # Helpers that the tests use are the judge's own, not the program's.
+    "tests": {
+      "setup": f"{head}\n{row['test']}",
+      "asserts": [f"check({name})"],
+      "functions": [name],
+    },
     # With the prefix in front, as a completion would have it.
     "solution": row["canonical_solution"]
     if raw

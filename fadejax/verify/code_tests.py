@@ -2,7 +2,7 @@
 
 `tests` of the problem record is one of
 
-    {"asserts": ["assert add(2, 3) == 5", …], "setup": "…"}
+    {"asserts": ["assert add(2, 3) == 5", …], "setup": "…", "functions": ["add"]}
     {"function": "add", "calls": [{"args": [2, 3], "expected": 5}, …]}
     {"stdin_stdout": [{"stdin": "2 3\\n", "stdout": "5\\n"}, …], "float_tol": 1e-6}
 
@@ -14,11 +14,15 @@ process apart from the program; expected values never enter the program's proces
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import json
 import math
 import re
 import reprlib
+import symtable
+import textwrap
+from decimal import Decimal
 from typing import Any
 
 from fadejax.verify import sandbox
@@ -34,18 +38,65 @@ DIGITS = 8192  # bytes of an integer that is compared in this process
 CALLS = 100_000  # questions that one set of tests may ask
 FLOAT_TOLERANCE = 1e-6  # absolute or relative, of numeric tokens on stdout
 FORMS = ("asserts", "calls", "stdin_stdout")
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S)
+PYTHON = ("python", "py", "python3")
+# Modules that tests may use without importing them.
+MODULES = (
+  "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq",
+  "itertools", "json", "math", "operator", "random", "re", "string",
+)  # fmt: skip
+_FENCE = re.compile(
+  r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
+)
 _FAULT = "the tests are at fault: "
 
 
 def program_of(completion: str) -> str | None:
-  """The program in a completion: its last fenced block, else all of it; None if there is none."""
+  """The program in a completion; None if there is none.
+
+  The last fenced block that says it is Python, else the last that says nothing, else, where there
+  is no block at all, the whole completion.
+  """
   text = after_thinking(completion)
   if text is None:
     return None
-  blocks = [match[2] for match in _FENCE.finditer(text)]
-  program = blocks[-1] if blocks else text
+  blocks = [(m[2].lower(), m[3]) for m in _FENCE.finditer(text.replace("\r\n", "\n"))]
+  tagged = [body for tag, body in blocks if tag in PYTHON]
+  bare = [body for tag, body in blocks if not tag]
+  program = textwrap.dedent((tagged or bare or [""])[-1]) if blocks else text
   return program if program.strip() else None
+
+
+def called(tests: dict[str, Any]) -> list[str]:
+  """The names that the asserts take from the program: `functions`, else the one free name.
+
+  Raises:
+    ValueError: they do not compile, or it is not clear which names are the program's to give. A
+      program that may define whatever its tests use (a helper, `isclose`) could pass them by that.
+  """
+  if "functions" in tests:
+    return list(tests["functions"])
+  used: set[str] = set()
+  bound = set(vars(builtins)) | set(MODULES)
+
+  def walk(table: symtable.SymbolTable) -> None:
+    for symbol in table.get_symbols():
+      if table.get_type() == "module" or symbol.is_global():
+        own = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+        (bound if own else used).add(symbol.get_name())
+    for child in table.get_children():
+      walk(child)
+
+  try:
+    walk(symtable.symtable("\n".join([tests.get("setup", ""), *tests["asserts"]]), "tests", "exec"))
+  except (SyntaxError, ValueError) as error:
+    raise ValueError(f"the tests do not compile: {error}") from error
+  names = sorted(used - bound)
+  if len(names) != 1:
+    raise ValueError(
+      f"the asserts use {names or 'no name'} that neither they nor `setup` define: say in "
+      "'functions' which the program is to define, and define the others in 'setup'"
+    )
+  return names
 
 
 def form_of(problem: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -73,6 +124,20 @@ def form_of(problem: dict[str, Any]) -> tuple[str, dict[str, Any]]:
   for i, case in enumerate(cases):
     if fault := _fault_of_case(forms[0], case):
       raise ProblemError(f"{where}.{forms[0]}[{i}]: {fault}, got {case!r:.80}")
+  if forms[0] == "asserts":
+    functions = tests.get("functions", ["f"])
+    if not (isinstance(functions, list) and functions and all(map(_is_text, functions))):
+      raise ProblemError(f"{where}: functions must be a list of names, got {functions!r:.80}")
+    if not isinstance(tests.get("setup", ""), str):
+      raise ProblemError(f"{where}: setup must be text")
+    try:
+      called(tests)
+    except ValueError as error:
+      raise ProblemError(f"{where}: {error}") from error
+  tolerance = tests.get("float_tol", 0.0)
+  if not _is_number(tolerance) or not 0 <= tolerance < math.inf:
+    raise ProblemError(f"{where}: float_tol must be a number of at least 0, got {tolerance!r:.80}")
+  _limits(problem, tests)
   if forms[0] == "calls" and not isinstance(tests.get("function"), str):
     raise ProblemError(f"{where}: calls need 'function', the name of what is called")
   if tests.get("score", "all") not in ("all", "share"):
@@ -92,6 +157,10 @@ def _fault_of_case(form: str, case: Any) -> str:
   missing = [key for key in wanted if not isinstance(case, dict) or key not in case]
   if missing:
     return f"{missing} wanted"
+  if form == "calls" and not (
+    isinstance(case["args"], list) and isinstance(case.get("kwargs", {}), dict)
+  ):
+    return "args must be a list and kwargs an object"
   if form == "stdin_stdout" and not all(isinstance(case[key], str) for key in wanted):
     return "stdin and stdout must be text"
   return ""
@@ -161,13 +230,18 @@ def _by_calls(program: str, tests: dict[str, Any], limits: Limits) -> Result:
     for i, call in enumerate(calls):
       args, kwargs = plain.encode(tuple(call["args"])), plain.encode(call.get("kwargs", {}))
       box.send({"call": tests["function"], "args": args, "kwargs": kwargs})
-      reply = box.receive()
+      try:
+        reply = box.receive()
+      except Stopped as stopped:
+        if tests.get("score") != "share":
+          raise
+        return passed, len(calls), stopped.status, stopped.detail
       if "value" not in reply:
         status = "runtime_error"
         detail = f"call {i}: {reply.get('not_plain') or _describe(reply)}"
       else:
         value = _opened(reply["value"])
-        if same(value, call["expected"], tests.get("float_tol")):
+        if _same(value, call["expected"], tests.get("float_tol")):
           passed += 1
           continue
         status = "ok"
@@ -187,6 +261,14 @@ def _opened(value: Any) -> Any:
     raise Stopped("runtime_error", str(error)) from error
 
 
+def _same(value: Any, expected: Any, tolerance: float | None) -> bool:
+  """`same`, where nothing that a program returns can break the comparison."""
+  try:
+    return same(value, expected, tolerance)
+  except (ArithmeticError, RecursionError, TypeError, ValueError):
+    return False
+
+
 def same(value: Any, expected: Any, tolerance: float | None = None) -> bool:
   """Python's equality, with tuples and lists alike (JSON has lists only).
 
@@ -203,12 +285,19 @@ def same(value: Any, expected: Any, tolerance: float | None = None) -> bool:
     # JSON's keys are text.
     names = {str(key): v for key, v in value.items()}
     wanted = {str(key): e for key, e in expected.items()}
-    return names.keys() == wanted.keys() and all(
-      same(names[k], wanted[k], tolerance) for k in wanted
+    return (
+      len(names) == len(value)
+      and names.keys() == wanted.keys()
+      and all(same(names[k], wanted[k], tolerance) for k in wanted)
     )
-  if tolerance is not None and _is_number(value) and _is_number(expected):
+  # Integers are exact: only an expected float may be missed by a little.
+  if tolerance is not None and isinstance(expected, float) and _is_number(value):
     return math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)
   return bool(value == expected)
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str)
 
 
 def _is_number(value: Any) -> bool:
@@ -220,17 +309,28 @@ def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   cases = tests["stdin_stdout"]
   passed, status, detail = 0, "ok", ""
   tolerance = tests.get("float_tol", FLOAT_TOLERANCE)
+  inputs = [case["stdin"] for case in cases]
+  cap = max(len(case["stdout"].encode()) for case in cases) * 2 + 2**16
+  largest = max(len(text.encode()) for text in inputs) + cap
+  limits = dataclasses.replace(
+    limits,
+    output_mb=limits.output_mb + len(cases) * cap / 2**20,
+    file_mb=max(limits.file_mb, -(-largest // 2**20)),
+  )
   with Sandbox("candidate", limits) as box:
-    inputs = [case["stdin"] for case in cases]
-    cap = max(len(case["stdout"].encode()) for case in cases) * 2 + 2**16
     box.start({"program": program, "form": "stdio", "inputs": inputs, "cap": cap})
     for i, case in enumerate(cases):
-      reply = box.receive()
+      try:
+        reply = box.receive()
+      except Stopped as stopped:
+        if tests.get("score") != "share":
+          raise
+        return passed, len(cases), stopped.status, stopped.detail
       if "raise" in reply:
         return passed, len(cases), "runtime_error", _describe(reply)
       try:
         exit_code, output = reply["status"], reply["output"]
-        if not (isinstance(exit_code, int) and isinstance(output, bytes)):
+        if type(exit_code) is not int or type(output) is not bytes:
           raise TypeError("a status and bytes are wanted")
       except (KeyError, TypeError) as error:
         raise Stopped("runtime_error", "the program broke the channel") from error
@@ -254,7 +354,7 @@ def same_output(output: str, expected: str, tolerance: float = FLOAT_TOLERANCE) 
   by `tolerance`, absolute or relative; any other tokens must be equal.
   """
   left, right = (
-    [line.split() for line in text.rstrip().splitlines()] for text in (output, expected)
+    [line.split() for line in text.rstrip().split("\n")] for text in (output, expected)
   )
   return len(left) == len(right) and all(
     len(a) == len(b) and all(_same_token(x, y, tolerance) for x, y in zip(a, b, strict=True))
@@ -262,17 +362,24 @@ def same_output(output: str, expected: str, tolerance: float = FLOAT_TOLERANCE) 
   )
 
 
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 
 
 def _same_token(x: str, y: str, tolerance: float) -> bool:
+  """Whether a token of the output is as good as the expected one, y."""
   if x == y:
     return True
   if len(x) > 400 or len(y) > 400 or not set(x + y) & set(".eE"):
     return False
   if not (_NUMBER.fullmatch(x) and _NUMBER.fullmatch(y)):
     return False
-  return math.isclose(float(x), float(y), rel_tol=tolerance, abs_tol=tolerance)
+  if Decimal(x) == Decimal(y):
+    return True
+  if not set(y) & set(".eE"):
+    return False  # an integer is exact
+  left, right = float(x), float(y)
+  near = math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
+  return near and math.isfinite(left) and math.isfinite(right)
 
 
 def _by_asserts(program: str, tests: dict[str, Any], limits: Limits) -> Result:
@@ -285,6 +392,8 @@ def _by_asserts(program: str, tests: dict[str, Any], limits: Limits) -> Result:
       "tests": asserts,
       "setup": tests.get("setup", ""),
       "count": tests.get("score") == "share",
+      "functions": called(tests),
+      "modules": list(MODULES),
     }
     judge.start(task)
     if error := _start(box, program):
@@ -305,7 +414,7 @@ def _relay(box: Sandbox, judge: Sandbox) -> dict[str, Any]:
   """
   for _ in range(CALLS):
     try:
-      question = judge.receive()
+      question = judge.receive(watch=(box,))
     except Stopped as stopped:
       raise Stopped(stopped.status, f"in the tests: {stopped.detail}") from stopped
     if "report" in question:

@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +33,20 @@ from fadejax.verify.inside.plain import HEADER
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 KEYS = 10_000  # entries of the dicts of one message, which may be chosen to collide
-FIRST_UID = 61_000  # of the users that programs run as where the trainer is root
-UIDS = 4000
+FIRST_UID = 70_000  # of the users that programs run as where the trainer is root: two a process
+UIDS = 100_000
 POLL_S = 0.02
 WALL_FACTOR = 4.0  # wall seconds, in units of the CPU limit, of a program that has the machine
 GRACE_S = 2.0  # wall seconds to start
 NEVER = 10.0  # wall limit whatever the machine does, in units of the other one
+GROUP = "fadejax-"  # then the process's number: names of control groups
 OWNER = "FADEJAX_OWNER"  # in bubblewrap's environment, to tell whose it is; not seen inside
 INSTALL = (
   "running untrusted programs needs bubblewrap: install the package 'bubblewrap' (Debian, Ubuntu, "
   "Fedora: apt-get or dnf install bubblewrap), or run `make sandbox`"
 )
 
-_serial = itertools.count(os.getpid() * 7)
+_serial = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +156,12 @@ def adopt_orphans() -> None:
 
   set_child_subreaper = 36
   ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+  for root in ("memory", "pids", ""):  # control groups that killed processes have left
+    for path in (Path("/sys/fs/cgroup") / root).glob(f"{GROUP}*-*"):
+      owner = path.name.removeprefix(GROUP).partition("-")[0]
+      if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+        with contextlib.suppress(OSError):
+          path.rmdir()
 
 
 class _Cgroup:
@@ -174,10 +183,13 @@ class _Cgroup:
       path.mkdir()
     except OSError:
       return
-    self.paths.append(path)
-    for file, value in files.items():
-      with contextlib.suppress(OSError):
+    try:
+      for file, value in files.items():
         (path / file).write_text(str(value))
+    except OSError:  # a controller that is not delegated: the watcher alone must do
+      path.rmdir()
+      return
+    self.paths.append(path)
 
   def around(self, line: list[str]) -> list[str]:
     """The command line, entered from a shell that has moved itself in.
@@ -225,8 +237,10 @@ class Sandbox:
     self._first: list[int] = []  # the first process inside, by its number outside
     number = next(_serial)
     owner = os.environ.get(OWNER, str(os.getpid()))
-    self._uid = FIRST_UID + number % UIDS if os.geteuid() == 0 else 0
-    self._cgroup = _Cgroup(limits, f"fadejax-{os.getpid()}-{number}")
+    # A program and its judge at a time: two users, so that neither counts against the other.
+    self._uid = FIRST_UID + (2 * os.getpid() + number % 2) % UIDS if os.geteuid() == 0 else 0
+    self._seen: dict[int, float] = {}  # CPU seconds by process, of those that are gone too
+    self._cgroup = _Cgroup(limits, f"{GROUP}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     bpf = seccomp.program()
     with contextlib.ExitStack() as stack:
       handle = None
@@ -314,12 +328,15 @@ class Sandbox:
     """
     body = plain.encode(message)
     data = memoryview(HEADER.pack(len(body)) + body)
+    checked = time.monotonic()
     while data:
       try:
         data = data[os.write(self._in.fileno(), data) :]
       except BlockingIOError:
         select.select([], [self._in], [], POLL_S)
-        self.check()
+        if time.monotonic() - checked > POLL_S:
+          self.check()
+          checked = time.monotonic()
       except BrokenPipeError:
         raise self._gone() from None
 
@@ -335,18 +352,25 @@ class Sandbox:
       "uid": self._uid,
     }
 
-  def receive(self) -> dict[str, Any]:
+  def receive(self, watch: Sequence[Sandbox] = ()) -> dict[str, Any]:
     """The next message.
 
+    Args:
+      watch: others whose limits are to be enforced meanwhile.
+
     Raises:
-      Stopped: it is over a limit, said too much, broke the channel, or is gone.
+      Stopped: it or another is over a limit, it said too much, broke the channel, or is gone.
     """
+    checked = time.monotonic()
     while True:
       if (message := self._next()) is not None:
         return message
       ready, _, _ = select.select([self._out], [], [], POLL_S)
+      if time.monotonic() - checked > POLL_S:  # by the clock: it may talk without end
+        for box in (self, *watch):
+          box.check()
+        checked = time.monotonic()
       if not ready:
-        self.check()
         continue
       chunk = os.read(self._out.fileno(), 65536)
       if not chunk:
@@ -355,8 +379,6 @@ class Sandbox:
       self._buffer += chunk
       if self._read > self.limits.output_mb * 2**20:
         raise Stopped("runtime_error", f"over {self.limits.output_mb:g} MiB of output")
-      if self._read % 2**20 < len(chunk):
-        self.check()  # it may talk without end
 
   def _next(self) -> dict[str, Any] | None:
     if len(self._buffer) < HEADER.size:
@@ -371,7 +393,7 @@ class Sandbox:
     del self._buffer[:end]
     try:
       message = plain.decode(body, digits=8, keys=KEYS)
-    except ValueError:
+    except (ValueError, ArithmeticError, RecursionError, MemoryError):
       raise Stopped("runtime_error", "the program broke the channel") from None
     if not isinstance(message, dict):
       raise Stopped("runtime_error", "the program broke the channel")
@@ -407,7 +429,10 @@ class Sandbox:
     """
     tree = _Tree(self.process.pid)
     own = self.limits
-    if tree.cpu_s > own.cpu_s:
+    for pid, seconds in tree.own_cpu_s.items():
+      self._seen[pid] = max(seconds, self._seen.get(pid, 0.0))
+    # Children that nobody waits for are in no parent's account: they count while they are seen.
+    if max(tree.cpu_s, sum(self._seen.values())) > own.cpu_s:
       raise Stopped("timeout", f"over {own.cpu_s:g} s of CPU time")
     if tree.resident_mb > own.memory_mb:
       raise Stopped("memory", f"over {own.memory_mb} MiB of memory")
@@ -430,6 +455,7 @@ class _Tree:
 
   Attributes:
     cpu_s: seconds, of the dead that were waited for too.
+    own_cpu_s: seconds of each process alone.
     resident_mb: MiB.
     queued_s: seconds that the most delayed process has waited for a core.
     processes: how many there are.
@@ -438,12 +464,15 @@ class _Tree:
   def __init__(self, pid: int):
     self.cpu_s = self.resident_mb = self.queued_s = 0.0
     self.processes = 0
+    self.own_cpu_s: dict[int, float] = {}
     page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
     waiting = [pid]
     while waiting:
-      at = f"/proc/{waiting.pop()}"
+      number = waiting.pop()
+      at = f"/proc/{number}"
       try:
         stat = _read(f"{at}/stat").rpartition(b")")[2].split()
+        self.own_cpu_s[number] = sum(map(int, stat[11:13])) / tick
         self.cpu_s += sum(map(int, stat[11:15])) / tick
         self.resident_mb += int(stat[21]) * page / 2**20
         self.processes += 1

@@ -34,9 +34,20 @@ DENIED: dict[str, tuple[int, int]] = {
   "mq_open": (240, 180),
   "shmget": (29, 194),
   "open_by_handle_at": (304, 265),
+  "msgget": (68, 186),
+  "semget": (64, 190),
+  "io_setup": (206, 0),  # takes from a store that the whole machine shares
+  "setsockopt": (54, 208),  # would enlarge buffers that no limit counts
+  "sync": (162, 81),
+  "syncfs": (306, 267),
+  "clone3": (435, 435),  # its flags lie in memory, out of a filter's sight; libc then takes clone
 }
+_CLONE, _SOCKET = (56, 220), (41, 198)
+_NAMESPACES = 0x7E020080  # flags of clone that make one
+_UNIX = 1  # the one family of sockets that may be had: those of others have larger buffers
 _AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_FIRST_ARGUMENT = 16
 _ALLOW, _KILL, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050000 | 38
 _X32 = 0x40000000  # x86_64's second table of numbers, which would go around the list
 
@@ -55,6 +66,17 @@ def program() -> bytes | None:
     (_LOAD, 0, 0, 0),  # its number
     (_AT_LEAST, 0, 1, _X32),
     (_RETURN, 0, 0, _ENOSYS),
+  ]
+  code += [
+    # Of clone and socket the first argument decides.
+    (_EQUAL, 0, 3, _CLONE[column]),
+    (_LOAD, 0, 0, _FIRST_ARGUMENT),
+    (_ANY, len(numbers) + 6, 0, _NAMESPACES),
+    (_RETURN, 0, 0, _ALLOW),
+    (_EQUAL, 0, 3, _SOCKET[column]),
+    (_LOAD, 0, 0, _FIRST_ARGUMENT),
+    (_EQUAL, 0, len(numbers) + 2, _UNIX),
+    (_RETURN, 0, 0, _ALLOW),
   ]
   code += [(_EQUAL, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
   code += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ENOSYS)]

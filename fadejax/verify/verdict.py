@@ -43,6 +43,9 @@ class Verdict:
       raise ValueError(f"verdict status {self.status!r}: expected one of {', '.join(STATUSES)}")
     if not isinstance(self.detail, str):
       raise ValueError(f"verdict detail must be text, got {type(self.detail).__name__}")
+    if not self.detail.isprintable():  # a program's words may hold anything
+      plain = "".join(c if c.isprintable() else " " for c in self.detail)
+      object.__setattr__(self, "detail", plain)
     if len(self.detail) > DETAIL_LIMIT:
       object.__setattr__(self, "detail", self.detail[: DETAIL_LIMIT - 1] + "…")
     if self.status == "grader_error":

@@ -82,7 +82,8 @@ def nothing_is_left(monkeypatch):
   [
     GOOD,
     f"Here it is:\n```python\n{GOOD}```\nThat adds.",
-    f"```python\nraise SystemExit\n```\nno, better:\n```\n{GOOD}```",
+    f"```python\nraise SystemExit\n```\nno, better:\n```py\n{GOOD}```",
+    f"```\nraise SystemExit\n```\nno, better:\n```\n{GOOD}```",
     f"<think>```python\nraise 1\n```</think>\n```py\n{GOOD}```",
     f"~~~python\n{GOOD}~~~",
     f"```python\n{GOOD}",  # cut off, but whole
@@ -114,7 +115,7 @@ def test_right_programs_pass(completion):
     ("def f():\n  return 10 ** 5000", ["assert f() == 10 ** 5000"]),
     ("def f(a, *, k=2):\n  return a * k", ["assert f(3, k=4) == 12"]),
     ("import collections\nP = collections.namedtuple('P', 'x y')\ndef f():\n  return P(1, 2)", ["assert f() == (1, 2)"]),
-    ("K = 7\ndef f():\n  return K", ["assert f() == K"]),
+    ("def f(x):\n  return x", ["assert math.floor(f(2.5)) == 2 and f(1) == 1"]),
     ("def f(s):\n  return s[::-1]", ["assert f('naïve 🙂') == '🙂 evïan'"]),
     ("def f(x):\n  return x / 3", ["import math\nassert math.isclose(f(1), 0.3333, rel_tol=1e-3)"]),
     ("def f(n):\n  return n if n < 2 else f(n - 1) + f(n - 2)", ["for i in range(15):\n  assert f(i) >= 0"]),
@@ -201,6 +202,13 @@ def test_a_full_pipe_is_no_timeout():
     ("1e3", "1000", True),
     ("1000.0", "1000", True),
     ("1000000001", "1000000000", False),  # integers are exact
+    ("1000000.9", "1000001", False),
+    ("123456789012000000.0", "123456789012345678", False),
+    ("5.0", "5", True),
+    ("1e999", "9" * 401, False),
+    ("9" * 400 + ".0", "1" * 350, False),
+    ("\u0661.0", "1.0", False),
+    ("1\u20282", "1\n2", False),
     ("nan", "0.5", False),
     ("inf", "1e999", False),
     ("Yes", "yes", False),
@@ -374,7 +382,7 @@ def test_sleepers_leave_no_process_behind():
 def test_a_killed_trainer_takes_its_sandboxes_along():
   trainer = (
     "from fadejax.verify import VerifierPool\n"
-    "tests = {'asserts': ['assert 1'], 'time_limit_s': 60.0}\n"
+    "tests = {'asserts': ['assert add(1, 2)'], 'time_limit_s': 60.0}\n"
     "with VerifierPool(workers=1, timeout_s=90) as pool:\n"
     "  pool.grade([('code', 'import time; time.sleep(60)', {'tests': tests})])\n"
   )
@@ -621,12 +629,19 @@ def test_programs_do_not_see_each_other():
     ({}, "one of asserts, calls, stdin_stdout"),
     ({"asserts": []}, "at least one test"),
     ({"asserts": [1]}, "text is wanted"),
+    ({"asserts": ["assert add(2,"]}, "do not compile"),
+    ({"asserts": ["assert True"]}, "use no name"),
+    ({"asserts": ["assert isclose(area(2), 12.5)"]}, "['area', 'isclose'] that neither"),
+    ({"asserts": ["assert f(1)"], "functions": "f"}, "must be a list of names"),
+    ({"asserts": ["assert f(1)"], "time_limit_s": -1}, "must be above 0"),
+    ({"calls": [{"args": 5, "expected": 1}], "function": "f"}, "args must be a list"),
+    ({"calls": [{"args": [5], "expected": 1}], "function": "f", "float_tol": "x"}, "float_tol"),
     ({"asserts": ["assert 1"], "calls": []}, "one of asserts"),
     ({"calls": [{"args": [1]}], "function": "f"}, "'expected'"),
     ({"calls": [{"args": [1], "expected": 1}]}, "need 'function'"),
     ({"stdin_stdout": [{"stdin": "1"}]}, "'stdout'"),
     ({"stdin_stdout": [{"stdin": 1, "stdout": "1"}]}, "must be text"),
-    ({"asserts": ["assert 1"], "score": "half"}, "'all' or 'share'"),
+    ({"asserts": ["assert f(1)"], "score": "half"}, "'all' or 'share'"),
   ],
 )
 def test_records_that_cannot_be_graded_are_named(tests, message):
@@ -640,7 +655,10 @@ def test_records_that_cannot_be_graded_are_named(tests, message):
 
 @pytest.mark.parametrize(
   ("asserts", "message"),
-  [(["assert add(2,"], "do not compile"), (["add(lambda: 1, 2)"], "the tests pass a value of type function")],
+  [
+    (["add(lambda: 1, 2)"], "the tests pass a value of type function"),
+    (["def test_a():\n  assert add(2, 3) == 5"], "never call the program"),
+  ],
 )  # fmt: skip
 def test_tests_that_cannot_be_judged_are_no_wrong_answer(asserts, message):
   with VerifierPool(workers=1) as pool:
@@ -685,3 +703,111 @@ def test_a_value_that_is_slow_to_handle_is_a_wrong_answer(value, form):
     (verdict,) = pool.grade([("code", program, {"tests": {**tests, "time_limit_s": 2.0}})])
   assert verdict.reward == 0.0 and verdict.status != "grader_error", verdict
   assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+  ("program", "tests"),
+  [
+    ("def add(*a): raise StopIteration", ["for got, want in zip(map(add, [1, 2], [3, 4]), [4, 6]):\n  assert got == want"]),
+    ("def add(*a): raise StopIteration", ["assert all(map(add, [1, 2], [3, 4]))"]),
+    ("def add(*a): raise StopAsyncIteration", ["assert list(map(add, [1], [3])) == [4]"]),
+    ("def isclose(*a, **k): return True\ndef add(a, b): return 0", ["from math import isclose\nassert isclose(add(1, 2), 3)"]),
+    ("def math(): pass\ndef add(a, b): return 0", ["assert math.isclose(add(1, 2), 3)"]),
+    ("check = add = lambda *a: True", ["def check(f):\n  assert f(1, 2) == 3", "check(add)"]),
+  ],
+)  # fmt: skip
+def test_a_program_cannot_end_or_rewrite_the_tests(program, tests):
+  assert grade(program, {"asserts": tests, "functions": ["add"]}).reward == 0.0
+
+
+def test_only_the_named_functions_are_the_program_s_to_define():
+  tests = {"asserts": ["assert poly(find(1)) == 0"], "functions": ["find"],
+           "setup": "def poly(x):\n  return x - 1"}  # fmt: skip
+  assert grade("def poly(x): return 0\ndef find(x): return 5", tests).reward == 0.0
+  assert grade("def find(x): return 1", tests).reward == 1.0
+  assert grade("def sum(a, b): return a + b", {"asserts": ["assert sum(2, 3) == 5"], "functions": ["sum"]}).reward == 1.0  # fmt: skip
+
+
+def test_cpu_time_of_children_that_nobody_waits_for():
+  program = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def add(a, b):
+  for _ in range(40):
+    if os.fork() == 0:
+      end = time.process_time() + 0.1
+      while time.process_time() < end: pass
+      os._exit(0)
+    time.sleep(0.12)
+  return a + b
+"""
+  verdict = grade(program, time_limit_s=0.5)
+  assert (verdict.reward, verdict.status) == (0.0, "timeout"), verdict
+
+
+def test_a_slow_drip_is_watched_too():
+  program = f"""{FORGE}
+import time
+for n in range(3, 20):
+  try: os.write(n, struct.pack("<I", 2**21))
+  except OSError: pass
+while True:
+  for n in range(3, 20):
+    try: os.write(n, b"N")
+    except OSError: pass
+  time.sleep(0.003)
+"""
+  began = time.monotonic()
+  verdict = grade(program, time_limit_s=0.5)
+  assert verdict.reward == 0.0 and time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+  "attempt",
+  [
+    # A user namespace; the child ends at once.
+    "(lambda r: os._exit(0) if r == 0 else r > 0)(libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0))",
+    "socket.socket(socket.AF_INET)",
+    "libc.msgget(0, 0o1666) < 0 and 1 / 0",
+    "libc.io_setup(64, ctypes.byref(ctypes.c_ulong())) != 0 and 1 / 0",
+    "libc.syscall(206, 64, ctypes.byref(ctypes.c_ulong())) != 0 and 1 / 0",
+    "socket.socketpair()[0].setsockopt(1, 7, 2**24)",
+  ],
+)
+def test_what_the_filter_refuses(attempt):
+  program = f"""
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def add(a, b):
+  try: result = {attempt}
+  except (OSError, ZeroDivisionError, AttributeError): return 0
+  return 0 if result is False else 1
+"""
+  assert grade(program, {"asserts": ["assert add(1, 2) == 0"]}).reward == 1.0
+
+
+@pytest.mark.parametrize(
+  "completion",
+  [
+    f"```python\n{GOOD}```\nOutput:\n```\n5\n```",
+    f"```python\n{GOOD}```\n```bash\npython add.py\n```",
+    "1. Do this:\n   ```python\n   def add(a, b):\n     return a + b\n   ```",
+    f"```python\r\n{GOOD}```".replace("\n", "\r\n"),
+    f"{GOOD}if __name__ == '__main__':\n  import unittest; unittest.main()",
+    f"{GOOD}if __name__ == '__main__':\n  print(add(*map(int, input().split())))",
+    f"import resource\nresource.setrlimit(resource.RLIMIT_STACK, (2**26, resource.getrlimit(resource.RLIMIT_STACK)[1]))\n{GOOD}",
+  ],
+)
+def test_answers_as_models_write_them(completion):
+  assert grade(completion).reward == 1.0, grade(completion)
+
+
+def test_large_outputs_and_inputs():
+  text = "7" * 60 + "\n"
+  assert grade("print(open(0).read(), end='')", stdio((text * 50_000, text * 50_000))).reward == 1.0
+
+
+def test_what_passed_before_a_stop_counts_with_share():
+  program = "def f(x):\n  while x == 3: pass\n  return x"
+  tests = {**calls("f", ([1], 1), ([2], 2), ([3], 3), ([4], 4)), "score": "share"}
+  assert grade(program, tests, time_limit_s=0.5).reward == 0.5

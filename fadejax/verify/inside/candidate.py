@@ -99,14 +99,14 @@ def run_stdio(answers, code, module, inputs, cap):
 
   Their output goes to a file, so that none waits for a reader; RLIMIT_FSIZE bounds it.
   """
-  for i, text in enumerate(inputs):
-    with open(f"/tmp/.in{i}", "w", encoding="utf-8", newline="") as file:
+  for text in inputs:
+    with open("/tmp/.in", "w", encoding="utf-8", newline="") as file:
       file.write(text)
     child = os.fork()
     if child == 0:
       answers.close()
-      out = os.open(f"/tmp/.out{i}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-      os.dup2(os.open(f"/tmp/.in{i}", os.O_RDONLY), 0)
+      out = os.open("/tmp/.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+      os.dup2(os.open("/tmp/.in", os.O_RDONLY), 0)
       os.dup2(out, 1)
       sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
       sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -114,10 +114,15 @@ def run_stdio(answers, code, module, inputs, cap):
       run_as_main(code, module)
     _, status = os.waitpid(child, 0)
     try:
-      with open(f"/tmp/.out{i}", "rb") as file:
+      with open("/tmp/.out", "rb") as file:
         output = file.read(cap + 1)
     except OSError:
       output = b""
+    for name in ("/tmp/.in", "/tmp/.out"):
+      try:  # noqa: SIM105 - contextlib takes time to import
+        os.remove(name)
+      except OSError:
+        pass
     message = {"status": os.waitstatus_to_exitcode(status), "output": output}
     plain.write(answers, message)
   os._exit(0)
@@ -131,8 +136,9 @@ def main():
   plain.write(answers, {"locked": True})
   lock.add_site_builtins()
   os.chdir("/tmp")
-  main_module = type(sys)("__main__")
-  sys.modules["__main__"] = main_module
+  # Where functions are called, what stands under the guard of a script must not run.
+  main_module = type(sys)("__main__" if task["form"] == "stdio" else "program")
+  sys.modules[main_module.__name__] = main_module
   module = vars(main_module)
   module["__file__"] = "/tmp/program.py"
   sys.argv[:] = ["program.py"]

@@ -35,6 +35,7 @@ class Channel:
 
   def __init__(self, requests, answers):
     self.requests, self.answers = requests, answers
+    self.answered = 0
 
   def ask(self, message):
     """The candidate's answer to one question, as a value or an exception."""
@@ -42,13 +43,15 @@ class Channel:
     reply = plain.read(self.requests)
     if reply is None:
       os._exit(0)
+    self.answered += 1
     if "value" in reply:
       return plain.decode(reply["value"])
     if "raise" in reply:
       kind = vars(builtins).get(reply["raise"])
       if not (isinstance(kind, type) and issubclass(kind, Exception)):
         raise CandidateFault(f"the program raised {reply['name']}")  # SystemExit and its like
-      if kind is Exception:
+      # A stray StopIteration would end the tests' own loops before their end.
+      if kind in (Exception, StopIteration, StopAsyncIteration):
         raise CandidateError(f"{reply['name']}: {reply['text']}")
       try:
         error = kind(reply["text"])
@@ -64,6 +67,8 @@ def stand_in(channel, name):
   def call(*args, **kwargs):
     try:
       message = {"call": name, "args": plain.encode(args), "kwargs": plain.encode(kwargs)}
+    except plain.TooLarge as error:  # of what the program returned before
+      raise CandidateFault(str(error)) from error
     except plain.NotPlain as error:
       raise TestsAtFault(f"the tests pass {error}") from error
     return channel.ask(message)
@@ -72,18 +77,8 @@ def stand_in(channel, name):
   return call
 
 
-def wanted(codes):
-  """Every name in the tests, attributes too; those that they set themselves do no harm."""
-  names, waiting = set(), list(codes)
-  while waiting:
-    code = waiting.pop()
-    names.update(code.co_names)
-    waiting += [c for c in code.co_consts if isinstance(c, type(code))]
-  return sorted(names - set(vars(builtins)))
-
-
 def bind(channel, names, space):
-  """Puts a stand-in, or a constant's value, under every name that the program has.
+  """Puts a stand-in, or a constant's value, under every one of the names that the program has.
 
   What it lacks stays unknown, and the test that uses it fails with a NameError.
   """
@@ -92,7 +87,14 @@ def bind(channel, names, space):
   if reply is None:
     os._exit(0)
   for name, value in reply.get("found", {}).items():
-    space[name] = stand_in(channel, name) if value is None else plain.decode(value)
+    if name in names:
+      space[name] = stand_in(channel, name) if value is None else plain.decode(value)
+
+
+def names_in(code):
+  """Every name in a piece of the tests, attributes too."""
+  inner = [c for c in code.co_consts if isinstance(c, type(code))]
+  return set(code.co_names).union(*map(names_in, inner))
 
 
 def run(channel, task):
@@ -104,14 +106,20 @@ def run(channel, task):
   except (SyntaxError, ValueError) as error:
     return {"passed": 0, "fault": "tests", "detail": f"the tests do not compile: {error}"}
   try:
-    bind(channel, wanted(codes), space)
+    used = {name for code in codes for name in names_in(code)}
+    space.update({name: __import__(name) for name in task["modules"] if name in used})
+    exec(codes[0], space)
+    bind(channel, task["functions"], space)
   except ValueError as error:
     return {"passed": 0, "fault": "candidate", "detail": str(error)}
+  except Exception as error:
+    detail = f"the tests' setup: {type(error).__name__}: {error}"
+    return {"passed": 0, "fault": "tests", "detail": detail[:300]}
   passed, fault, detail = 0, "", ""
-  for i, code in enumerate(codes):
+  for i, code in enumerate(codes[1:]):
     try:
       exec(code, space)
-      passed += i > 0
+      passed += 1
     except TestsAtFault as error:
       return {"passed": passed, "fault": "tests", "detail": str(error)}
     except CandidateFault as error:
@@ -120,8 +128,10 @@ def run(channel, task):
       fault, detail = "wrong", f"test {i}: {error}"
     except BaseException as error:  # whatever ends a test but its end is a failure
       fault, detail = "raised", f"test {i}: {type(error).__name__}: {error}"
-    if fault and (not task["count"] or i == 0):
+    if fault and not task["count"]:
       break
+  if passed and not channel.answered:
+    return {"passed": 0, "fault": "tests", "detail": "the tests never call the program"}
   return {"passed": passed, "fault": fault, "detail": detail[:300]}
 
 

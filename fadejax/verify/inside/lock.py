@@ -37,7 +37,7 @@ def close_in(limits):
   hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
   stack = limits["stack_mb"] * mb
   if hard == resource.RLIM_INFINITY or stack <= hard:
-    resource.setrlimit(resource.RLIMIT_STACK, (stack, stack))
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
   if limits["uid"]:
     os.setgroups([])
     os.setresgid(limits["uid"], limits["uid"], limits["uid"])

@@ -22,7 +22,7 @@ HEADER = struct.Struct("<I")
 DOUBLE = struct.Struct("<d")
 DEPTH = 200  # of nesting
 SIZE = 1_000_000  # values in one message
-READ_OUT = 10_000  # values of an iterator
+READ_OUT = 1000  # values of an iterator
 VIEWS: tuple = (type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -31,6 +31,10 @@ MAKE: dict = {b"l": list, b"t": tuple, b"n": iter, b"S": set, b"Z": frozenset}
 
 class NotPlain(TypeError):
   """A value that may not cross."""
+
+
+class TooLarge(NotPlain):
+  """A value nested too deeply, or of too many parts."""
 
 
 def encode(value: Any) -> bytes:
@@ -57,7 +61,7 @@ def _items(tag: bytes, items: Any, parts: list[bytes], depth: int) -> None:
 
 def _encode(value: Any, parts: list[bytes], depth: int) -> None:
   if depth > DEPTH or len(parts) > 3 * SIZE:
-    raise NotPlain("nested too deeply or too large")
+    raise TooLarge("nested too deeply or too large")
   if value is None or value is True or value is False:
     parts.append(b"N" if value is None else b"T" if value else b"F")
   elif isinstance(value, str):
