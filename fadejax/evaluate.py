@@ -73,9 +73,11 @@ def _settings(values: Any) -> RunConfig:
     )
   task = config.task
   if values.task.endswith((".jsonl", ".parquet")):
+    options = task.options if task.name == "jsonl" else {}
     task = dataclasses.replace(
-      task, name="jsonl", path=values.task, eval_path=values.task, eval_problems=0
-    )
+      task, name="jsonl", path=values.task, eval_path=values.task, eval_problems=0,
+      options=options, solve_rates="", min_solve_rate=0.0, max_solve_rate=1.0,
+    )  # fmt: skip
   elif values.task:
     task = TaskConfig(
       name=values.task,

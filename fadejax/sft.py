@@ -91,8 +91,10 @@ def _train(config: RunConfig, workdir: Path, policy: setup.Policy, tasks: list) 
   state = setup.abstract_state(policy, make_state)
   shardings = jax.tree.map(lambda x: x.sharding, state)
   update = make_sft_update(settings, optimizer, layout, shardings)
-  workdir.mkdir(parents=True, exist_ok=True)
-  with contextlib.closing(Checkpoints(workdir / "checkpoints", config.checkpoint)) as checkpoints:
+  with (
+    workdirs.lock(workdir),
+    contextlib.closing(Checkpoints(workdir / "checkpoints", config.checkpoint)) as checkpoints,
+  ):
     start = checkpoints.latest()
     if start is None:
       params, source, init_step = setup.initial_params(config, policy)

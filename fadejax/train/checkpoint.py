@@ -28,6 +28,9 @@ def _wanted(record: logging.LogRecord) -> bool:
   return "Requested `tracked_metric`" not in text and "_CHECKPOINT_METADATA" not in text
 
 
+FIRST = "first_params"  # in a workdir: what the run began with
+
+
 class Damaged(ValueError):
   """A checkpoint that cannot be read because parts of it are missing, short or garbled."""
 
@@ -137,6 +140,26 @@ def _abstract(tree: Any) -> Any:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
+def save_first(workdir: Path, params: Any) -> None:
+  """Keeps the parameters that a run began with, for what compares with them."""
+  path = Path(workdir).resolve() / FIRST
+  if not path.exists():
+    with ocp.StandardCheckpointer() as writer:
+      writer.save(path, params)
+
+
+def restore_first(workdir: Path, like: Any) -> Any:
+  """The parameters that a run began with; FileNotFoundError where it kept none."""
+  path = Path(workdir).resolve() / FIRST
+  if not path.exists():
+    raise FileNotFoundError(
+      f"{path} is not there: it holds the parameters that the run began with, which "
+      "loss.kl_coefficient and log.head_every compare with"
+    )
+  with ocp.StandardCheckpointer() as reader:
+    return reader.restore(path, like)
+
+
 def saved_steps(directory: Path) -> list[int]:
   """Steps of the complete checkpoints under a run's `checkpoints` folder, rising."""
   found = (re.fullmatch(r"step_(\d+)", path.name) for path in Path(directory).glob("step_*"))
@@ -161,15 +184,22 @@ def restore_params(directory: Path, like: Any, step: int | None = None) -> Any:
     wanted = "" if step is None else f" of step {step}"
     raise FileNotFoundError(f"{directory} has no checkpoint{wanted}; steps there: {steps}")
   path = Path(directory).resolve() / f"step_{steps[-1] if step is None else step}" / "state"
+  args = ocp.args.PyTreeRestore(
+    item={"params": like},
+    restore_args=ocp.checkpoint_utils.construct_restore_args({"params": like}),
+    partial_restore=True,
+  )
   with ocp.PyTreeCheckpointer() as reader:
-    stored = reader.metadata(path).item_metadata.tree["params"]
-    raise_on_other_shapes(stored, like, str(path.parent))
-    args = ocp.args.PyTreeRestore(
-      item={"params": like},
-      restore_args=ocp.checkpoint_utils.construct_restore_args({"params": like}),
-      partial_restore=True,
-    )
-    return reader.restore(path, args=args)["params"]
+    metadata = reader.metadata(path).item_metadata
+    if metadata is None:
+      raise Damaged(f"{path.parent} cannot be read: it does not say what it holds; steps: {steps}")
+    raise_on_other_shapes(metadata.tree["params"], like, str(path.parent))
+    try:
+      return reader.restore(path, args=args)["params"]
+    except Exception as error:
+      if not _is_damage(error):
+        raise
+      raise Damaged(f"{path.parent} cannot be read: {str(error)[:200]}; steps: {steps}") from error
 
 
 def raise_on_other_shapes(stored: Any, like: Any, where: str) -> None:

@@ -33,7 +33,14 @@ from fadejax.train import diagnostics, plan, refill, setup, supervised
 from fadejax.train import rollout as rollouts
 from fadejax.train import step as step_of
 from fadejax.train import workdir as workdirs
-from fadejax.train.checkpoint import Checkpoints, Damaged, restore_params, saved_steps
+from fadejax.train.checkpoint import (
+  Checkpoints,
+  Damaged,
+  restore_first,
+  restore_params,
+  save_first,
+  saved_steps,
+)
 from fadejax.train.evaluation import evaluate
 from fadejax.train.metrics import Writers, open_writers, write_atomically
 from fadejax.train.progress import Progress
@@ -121,7 +128,8 @@ class _Run:
   def build(cls, config: RunConfig, workdir: Path, cache: str) -> _Run:
     """Tasks, tokenizer, policy, state and compiled update; prints the plan."""
     tasks = setup.build_tasks(config)
-    tokenizer = setup.build_tokenizer(config, tasks)
+    resumed = saved_steps(workdir / "checkpoints")
+    tokenizer = setup.build_tokenizer(config, tasks, workdir if resumed else None)
     policy = setup.build_policy(config, tokenizer)
     workdirs.check(workdir, config, policy.arch, "train")
     pipeline = setup.build_pipeline(
@@ -135,18 +143,18 @@ class _Run:
     make_state = functools.partial(init_state, optimizer=optimizer, config=config.fade)
     state = setup.abstract_state(policy, make_state)  # filled by `restore`, where it resumes
     shardings = jax.tree.map(lambda x: x.sharding, state)
-    resumed = saved_steps(workdir / "checkpoints")
     init_step = workdirs.init_step(workdir) if resumed else None
     first_params = None
     source = f"step {resumed[-1]} of {workdir}" if resumed else ""
     compared = config.loss.kl_coefficient or config.log.head_every
-    if not resumed or compared:
-      params, origin, init_step = setup.initial_params(config, policy, init_step)
-      source = source or origin
+    if resumed and compared:
+      # Its own copy: the run that init_from names may have moved on since.
+      first_params = restore_first(workdir, policy.abstract_params(policy.train_layout))
+    elif not resumed:
+      params, source, init_step = setup.initial_params(config, policy)
       if compared:
         first_params = jax.tree.map(lambda x: x.copy(), params)
-      if not resumed:
-        state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
+      state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
     run = cls(
       config=config,
       workdir=workdir,
@@ -180,7 +188,8 @@ class _Run:
   def go(self, stack: contextlib.ExitStack, profile: tuple[int, int] | None) -> Outcome:
     """Restores, trains to the last step, evaluates and exports."""
     config = self.config
-    self.workdir.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(workdirs.lock(self.workdir))
+    stack.callback(_stop_trace, self.workdir / "profile")
     checkpoints = Checkpoints(self.workdir / "checkpoints", config.checkpoint)
     stack.callback(checkpoints.close)
     start = self.restore(checkpoints)
@@ -200,6 +209,8 @@ class _Run:
     if any(writers.dropped.values()):
       print(f"lines after step {start or 0} cut away: {writers.dropped}", flush=True)
     if start is None:
+      if self.first_params is not None:
+        save_first(self.workdir, self.first_params)
       self.evaluate_at_start(pool, writers)
     first = int(self.state.step)
     bar = stack.enter_context(Progress(config.steps, first)) if config.log.progress else None
@@ -367,11 +378,12 @@ class _Run:
     """Saves what the steps before a stop have learned."""
     if step > 0 and checkpoints.latest() != step:
       checkpoints.save(step, self.state, self.meta(), None)
-      print(f"step {step} saved; the same command goes on from it", flush=True)
+      print(f"step {step} saved", flush=True)
 
   def meta(self) -> dict[str, Any]:
     """What a checkpoint holds besides the state."""
-    return {"draws": self.draws, "seed": self.config.seed, "skipped": self.skipped}
+    counts = {"skipped": self.skipped, "barren": self.barren}
+    return {"draws": self.draws, "seed": self.config.seed, **counts}
 
   def restore(self, checkpoints: Checkpoints) -> int | None:
     """Takes up the newest complete checkpoint; returns its step, or None."""
@@ -397,7 +409,7 @@ class _Run:
       return None
     if int(self.state.step) != step:
       raise ValueError(f"checkpoint {step} in {self.workdir} holds step {int(self.state.step)}")
-    self.draws, self.skipped = meta["draws"], meta["skipped"]
+    self.draws, self.skipped, self.barren = meta["draws"], meta["skipped"], meta["barren"]
     print(f"resuming {self.workdir} from step {step}, {self.draws} prompts drawn", flush=True)
     return step
 
@@ -425,8 +437,9 @@ class _Run:
       easy = refilled.all_right > refilled.all_wrong
       raise RunStopped(
         f"{story}, {self.barren} step(s) in a row (rollout.when_none, max_skipped_updates). The "
-        f"task is too {'easy' if easy else 'hard'} for this policy: change it, or raise "
-        "rollout.group or rollout.max_batches"
+        f"task is too {'easy' if easy else 'hard'} for this policy: go on in another --workdir "
+        f"with --config.init_from={self.workdir} and another task, rollout.group or "
+        "rollout.max_batches"
       )
     print(story, flush=True)
 
@@ -484,10 +497,21 @@ def _read_evaluation(workdir: Path, step: int) -> dict[str, float] | None:
 
 @contextlib.contextmanager
 def _traced(profile: tuple[int, int] | None, step: int, where: Path) -> Iterator[None]:
-  """Starts and stops a profiler trace around the steps of `profile`, both included."""
-  if profile is not None and step == profile[0]:
+  """Traces the steps of `profile`, both included, as far as this run has them."""
+  tracing = profile is not None and profile[0] <= step <= profile[1]
+  if tracing and not _TRACING:
     jax.profiler.start_trace(str(where))
+    _TRACING.append(step)
   yield
-  if profile is not None and step == profile[1]:
+  if tracing and profile is not None and step == profile[1]:
+    _stop_trace(where)
+
+
+_TRACING: list[int] = []  # the step that the profiler started at; JAX has one a process
+
+
+def _stop_trace(where: Path) -> None:
+  """Ends a trace where one is going on, and says where it is."""
+  if _TRACING:
     jax.profiler.stop_trace()
-    print(f"profile of steps {profile[0]} to {profile[1]}: {where}", flush=True)
+    print(f"profile from step {_TRACING.pop()}: {where}", flush=True)

@@ -77,7 +77,7 @@ def build_tasks(config: RunConfig) -> list[tuple[TaskConfig, Task]]:
     try:
       tasks.append((task, TASKS[task.name](task, config.seed)))
     except ValueError as error:
-      where = f"config.mixture[{i}], " if config.mixture else "config."
+      where = f"config.mixture[{i}], " if config.mixture else ""
       raise ValueError(f"{where}{error}") from error
   return tasks
 
@@ -87,12 +87,16 @@ def workdir_of(path: str) -> Path | None:
   return Path(path) if path and (Path(path) / "checkpoints").is_dir() else None
 
 
-def build_tokenizer(config: RunConfig, tasks: list[tuple[TaskConfig, Task]]) -> Tokenizer:
+def build_tokenizer(
+  config: RunConfig, tasks: list[tuple[TaskConfig, Task]], workdir: Path | None = None
+) -> Tokenizer:
   """The model's tokenizer; for a preset, `init_from`'s, or one id a character of the tasks.
 
   Raises:
     ValueError: a preset without a tokenizer, on tasks that need one.
   """
+  if workdir is not None and (workdir / "tokenizer").is_dir():
+    return tokenizers.load(workdir / "tokenizer")  # a resumed run's own
   if config.model.path:
     return tokenizers.load(config.model.path)
   if workdir_of(config.init_from):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from fadejax.config import RunConfig, resolve, to_json
@@ -67,17 +70,44 @@ def check(workdir: Path, config: RunConfig, arch: Architecture, command: str) ->
     return
   check_architecture(workdir, arch)
   earlier = dataclasses.asdict(read_config(workdir))
-  now = dataclasses.asdict(config)
+  now = dataclasses.asdict(resolve(json.loads(to_json(config))))  # tuples are lists there too
   changed = [
-    f"  {key}: {earlier[key]!r} there, {now[key]!r} now"
+    line
     for key in now
-    if key not in MAY_CHANGE and earlier[key] != now[key]
+    if key not in MAY_CHANGE
+    for line in _differences(key, earlier[key], now[key])
   ]
   if changed:
     raise ValueError(
       f"{workdir} holds a run with another config:\n" + "\n".join(changed) + "\n"
       "Take another --workdir, or set these fields back to resume it."
     )
+
+
+def _differences(name: str, there: object, now: object) -> list[str]:
+  """A line for every field that differs."""
+  if there == now:
+    return []
+  if isinstance(there, dict) and isinstance(now, dict):
+    keys = sorted(there.keys() | now.keys())
+    return [x for k in keys for x in _differences(f"{name}.{k}", there.get(k), now.get(k))]
+  return [f"  {name}: {there!r} there, {now!r} now"]
+
+
+@contextlib.contextmanager
+def lock(workdir: Path) -> Iterator[None]:
+  """Holds a workdir for one process; the kernel lets go of it however the process ends.
+
+  Raises:
+    ValueError: another process has it.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  with (workdir / ".lock").open("w") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ValueError(f"{workdir} is in use: another process is training there") from None
+    yield
 
 
 def read_config(workdir: Path) -> RunConfig:

@@ -200,11 +200,24 @@ def _write(
   return done
 
 
+def _check_files(source: Path, target: Path) -> None:
+  """Refuses what would lose data: the input is read twice, and the output is overwritten.
+
+  Raises:
+    InputError
+  """
+  if not source.is_file():
+    raise InputError(f"--input={source}: no such file (a pipe cannot be read twice)")
+  if target.exists() and source.samefile(target):
+    raise InputError(f"--output={target} is the input; name another file")
+
+
 def main(argv: Sequence[str]) -> None:
   """Grades the input file and prints the summary; exit status 2 on bad input."""
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
   try:
+    _check_files(Path(str(_INPUT.value)), Path(str(_OUTPUT.value)))
     files = Path(str(_INPUT.value)), Path(str(_OUTPUT.value)), str(_VERIFIER.value)
     with VerifierPool(_WORKERS.value, _TIMEOUT.value) as pool:
       if not _CHECK_GOLDS.value:
