@@ -52,7 +52,7 @@ def _wait(condition, seconds=10.0):
 
 @pytest.fixture(scope="module")
 def pool():
-  with VerifierPool(workers=2, timeout_s=0.5, memory_mb=300) as shared:
+  with VerifierPool(workers=2, timeout_s=0.5, memory_mb=200) as shared:
     yield shared
 
 
@@ -295,6 +295,7 @@ def test_ctrl_c_reaches_the_trainer_and_not_the_workers():
   """SIGINT to the trainer's whole group: the trainer decides, the pool is usable after it."""
   process, _ = _script(
     f"""
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without
 try:
   {HUNG}
 except KeyboardInterrupt:
