@@ -288,9 +288,8 @@ class Sandbox:
       except subprocess.TimeoutExpired:
         _kill(self.process.pid)
         self.process.wait()
-    for (
-      child
-    ) in self._first:  # where bubblewrap ended first, an orphan: ours, after `adopt_orphans`
+    # Where bubblewrap ended first, an orphan: ours, after `adopt_orphans`.
+    for child in self._first:
       with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
     for pipe in (self._in, self._out, self.process.stderr):

@@ -7,6 +7,7 @@ interfaces with a history of kernel faults. Everything else is allowed.
 
 from __future__ import annotations
 
+import functools
 import platform
 import struct
 
@@ -52,6 +53,7 @@ _ALLOW, _KILL, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050000 | 38
 _X32 = 0x40000000  # x86_64's second table of numbers, which would go around the list
 
 
+@functools.cache
 def program() -> bytes | None:
   """The filter, or None on an architecture whose numbers are not known."""
   machine = platform.machine()

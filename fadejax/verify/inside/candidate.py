@@ -130,12 +130,7 @@ def run_stdio(answers, code, module, inputs, cap):
 
 def main():
   """Locks, compiles, runs."""
-  requests, answers = lock.take_channel()
-  task = plain.read(requests)
-  lock.close_in(task["limits"])
-  plain.write(answers, {"locked": True})
-  lock.add_site_builtins()
-  os.chdir("/tmp")
+  requests, answers, task = lock.enter()
   # Where functions are called, what stands under the guard of a script must not run.
   main_module = type(sys)("__main__" if task["form"] == "stdio" else "program")
   sys.modules[main_module.__name__] = main_module

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import builtins
 import os
-import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import lock
 import plain
-
-del sys.path[0]
 
 
 class CandidateError(Exception):
@@ -137,12 +133,7 @@ def run(channel, task):
 
 def main():
   """Locks, runs the tests, reports."""
-  requests, answers = lock.take_channel()
-  task = plain.read(requests)
-  lock.close_in(task["limits"])
-  plain.write(answers, {"locked": True})
-  lock.add_site_builtins()
-  os.chdir("/tmp")
+  requests, answers, task = lock.enter()
   report = run(Channel(requests, answers), task)
   plain.write(answers, {"report": report})
   os._exit(0)

@@ -11,6 +11,8 @@ import os
 import resource
 import sys
 
+import plain
+
 
 def close_in(limits):
   """Sets the limits of this process and its children, and gives up root.
@@ -68,3 +70,14 @@ def add_site_builtins():
 
   builtins.exit = _sitebuiltins.Quitter("exit", "")
   builtins.quit = _sitebuiltins.Quitter("quit", "")
+
+
+def enter():
+  """(requests, answers, task): takes the channel and the task, and closes the lock."""
+  requests, answers = take_channel()
+  task = plain.read(requests)
+  close_in(task["limits"])
+  plain.write(answers, {"locked": True})
+  add_site_builtins()
+  os.chdir("/tmp")
+  return requests, answers, task
