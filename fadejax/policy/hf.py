@@ -1,234 +1,250 @@
-"""Hugging Face directories in and out: config.json and model.safetensors ⇄ parameters.
+"""Hugging Face checkpoints in and out: tensors ⇄ sharded parameters.
 
 One table maps our parameters to the checkpoint's tensors. Checkpoints store a matrix as
-[out, in]; ours are [in, out], with heads split, and stacked over layers.
+[out, in], heads side by side, a tensor a layer; ours are [in, out], heads apart, stacked over
+layers. So a part of ours is a part of theirs, and a device's part is all that is read for it.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy, which safetensors needs)
+import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from fadejax.policy.model import Architecture, Params, abstract_params
+from fadejax.policy.hf_config import config_json, read_architecture, read_config
+from fadejax.policy.model import Architecture, Params, abstract_params, logical_axes
+from fadejax.policy.sharding import Layout
+from fadejax.policy.tensor_files import (
+  FILE_BYTES,
+  FLOATS,
+  Shape,
+  Tensor,
+  open_tensors,
+  write_tensors,
+)
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
+__all__ = ["config_json", "load_params", "read_architecture", "read_config", "save_params"]
 
-# Ours → name inside `model.layers.{i}.`; how a tensor is laid out follows from its kind.
-_LAYER_NAMES = {
-  "attention_norm": "input_layernorm.weight",
-  "q": "self_attn.q_proj.weight",
-  "k": "self_attn.k_proj.weight",
-  "v": "self_attn.v_proj.weight",
-  "o": "self_attn.o_proj.weight",
-  "q_bias": "self_attn.q_proj.bias",
-  "k_bias": "self_attn.k_proj.bias",
-  "v_bias": "self_attn.v_proj.bias",
-  "q_norm": "self_attn.q_norm.weight",
-  "k_norm": "self_attn.k_norm.weight",
-  "ffn_norm": "post_attention_layernorm.weight",
-  "gate": "mlp.gate_proj.weight",
-  "up": "mlp.up_proj.weight",
-  "down": "mlp.down_proj.weight",
+# Ours -> (name in the checkpoint, which of our axes, the layer's left out, make each of its axes).
+_LAYER = {
+  "attention_norm": ("input_layernorm.weight", ((0,),)),
+  "q": ("self_attn.q_proj.weight", ((1, 2), (0,))),
+  "k": ("self_attn.k_proj.weight", ((1, 2), (0,))),
+  "v": ("self_attn.v_proj.weight", ((1, 2), (0,))),
+  "o": ("self_attn.o_proj.weight", ((2,), (0, 1))),
+  "q_bias": ("self_attn.q_proj.bias", ((0, 1),)),
+  "k_bias": ("self_attn.k_proj.bias", ((0, 1),)),
+  "v_bias": ("self_attn.v_proj.bias", ((0, 1),)),
+  "q_norm": ("self_attn.q_norm.weight", ((0,),)),
+  "k_norm": ("self_attn.k_norm.weight", ((0,),)),
+  "ffn_norm": ("post_attention_layernorm.weight", ((0,),)),
+  "gate": ("mlp.gate_proj.weight", ((1,), (0,))),
+  "up": ("mlp.up_proj.weight", ((1,), (0,))),
+  "down": ("mlp.down_proj.weight", ((1,), (0,))),
 }
-_TOP_NAMES = {
-  "embedding": "model.embed_tokens.weight",
-  "norm": "model.norm.weight",
-  "head": "lm_head.weight",
+_TOP = {
+  "embedding": ("model.embed_tokens.weight", ((0,), (1,))),
+  "norm": ("model.norm.weight", ((0,),)),
+  "head": ("lm_head.weight", ((0,), (1,))),
 }
-_TRANSPOSED = ("q", "k", "v", "o", "gate", "up", "down")
+_HEAD, _EMBEDDING = _TOP["head"][0], _TOP["embedding"][0]
+# Tables that some old checkpoints hold; they follow from config.json.
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$")
+_ROWS = 4096  # of a tied head compared with the embedding at a time
+
+Key = tuple[str, ...]  # a parameter's place in the tree, such as ("layers", "q")
+Groups = tuple[tuple[int, ...], ...]
+Index = tuple[slice, ...]
+Part = Callable[[Any], np.ndarray]  # of an Index
 
 
-def read_architecture(directory: str | Path) -> Architecture:
-  """The architecture that a directory's config.json describes.
-
-  Raises:
-    ValueError: a model type or a RoPE scaling that is not supported; names the field.
-    FileNotFoundError: there is no config.json.
-  """
-  path = Path(directory) / "config.json"
-  if not path.exists():
-    raise FileNotFoundError(f"{path} does not exist: {directory} is not a Hugging Face directory")
-  config = json.loads(path.read_text())
-  kind = config.get("model_type")
-  if kind not in MODEL_TYPES:
-    raise ValueError(f"{path}: model_type {kind!r} is not one of {', '.join(MODEL_TYPES)}")
-  rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-  scaling = rope.get("rope_type", rope.get("type", "default"))
-  if scaling != "default":
-    raise ValueError(f"{path}: rope scaling {scaling!r} is not supported")
-  window = config.get("sliding_window") if config.get("use_sliding_window") else None
-  if window is not None:
-    raise ValueError(f"{path}: use_sliding_window is not supported")
-  if config.get("attention_bias") and kind != "qwen2":
-    raise ValueError(f"{path}: attention_bias is not supported for {kind}")
-  needed = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "rms_norm_eps",
-  )  # fmt: skip
-  missing = [name for name in needed if name not in config]
-  if missing:
-    raise ValueError(f"{path} lacks {', '.join(missing)}")
-  heads = config["num_attention_heads"]
-  return Architecture(
-    vocab_size=config["vocab_size"],
-    width=config["hidden_size"],
-    layers=config["num_hidden_layers"],
-    heads=heads,
-    kv_heads=config.get("num_key_value_heads", heads),
-    head_size=config.get("head_dim") or config["hidden_size"] // heads,
-    ffn=config["intermediate_size"],
-    rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-    norm_eps=config["rms_norm_eps"],
-    qkv_bias=kind == "qwen2",
-    qk_norm=kind == "qwen3",
-    tied_head=config.get("tie_word_embeddings", False),
-    max_positions=config.get("max_position_embeddings", 0),
-  )
+def _groups(path: Key) -> Groups:
+  return (_LAYER if path[0] == "layers" else _TOP)[path[-1]][1]
 
 
-def _names(arch: Architecture) -> Iterator[tuple[tuple[str, ...], int | None, str]]:
-  """(path of our parameter, layer or None, checkpoint name), for every tensor."""
-  shapes = abstract_params(arch)
-  for key in shapes:
-    if key != "layers":
-      yield (key,), None, _TOP_NAMES[key]
-  for key in shapes["layers"]:
-    for i in range(arch.layers):
-      yield ("layers", key), i, f"model.layers.{i}.{_LAYER_NAMES[key]}"
+def _name(path: Key, layer: int | None) -> str:
+  """The checkpoint's name of a parameter, or of one layer of it."""
+  if layer is None:
+    return _TOP[path[-1]][0]
+  return f"model.layers.{layer}.{_LAYER[path[-1]][0]}"
 
 
-def _checkpoint_shape(path: tuple[str, ...], shape: tuple[int, ...], arch: Architecture) -> tuple:
-  """Shape of the checkpoint's tensor for one layer of ours (`shape` without the layer axis)."""
-  if path[-1] in _TRANSPOSED:
-    rows = shape[-1] if path[-1] in ("o", "down") else int(np.prod(shape[1:]))
-    return rows, int(np.prod(shape)) // rows
-  if path[-1].endswith("_bias"):
-    return (int(np.prod(shape)),)
-  return shape
-
-
-def _open(directory: Path) -> dict[str, Any]:
-  """Checkpoint name → open safetensors file that holds it."""
-  index = directory / "model.safetensors.index.json"
-  if index.exists():
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-  elif (directory / "model.safetensors").exists():
-    files = ["model.safetensors"]
-  else:
-    raise FileNotFoundError(
-      f"{directory} has no model.safetensors and no model.safetensors.index.json"
-    )
-  where = {}
-  for name in files:
-    try:
-      handle = safe_open(directory / name, framework="numpy")
-    except SafetensorError as error:
-      raise ValueError(f"{directory / name} is damaged: {error}") from error
-    where.update(dict.fromkeys(handle.keys(), handle))
-  return where
-
-
-def load_params(
-  directory: str | Path,
-  arch: Architecture,
-  put: Callable[[tuple[str, ...], np.ndarray], jax.Array],
-) -> Params:
-  """Reads a checkpoint as float32 parameters.
-
-  Args:
-    directory: a Hugging Face directory, one safetensors file or several with an index.
-    arch: from `read_architecture`.
-    put: takes a parameter's path, such as ("layers", "q"), and its NumPy value, and places
-      it on the devices.
-
-  Raises:
-    ValueError: tensors that are missing, map nowhere, or have another shape; lists them all.
-  """
-  directory = Path(directory)
-  files = _open(directory)
-  shapes = abstract_params(arch)
-  wanted = {name: (path, layer) for path, layer, name in _names(arch)}
-  problems = [f"missing: {name}" for name in wanted if name not in files]
-  ignored = re.compile(r"rotary_emb\.inv_freq$" + (r"|^lm_head\.weight$" if arch.tied_head else ""))
-  problems += [
-    f"maps nowhere: {name}" for name in files if name not in wanted and not ignored.search(name)
-  ]
-  for name, (path, _) in wanted.items():
-    if name in files:
-      full = _leaf(shapes, path).shape
-      expected = _checkpoint_shape(path, full[1:] if path[0] == "layers" else full, arch)
-      found = tuple(files[name].get_slice(name).get_shape())
-      if found != expected:
-        problems.append(f"shape of {name}: {found}, config.json says {expected}")
-  if problems:
-    raise ValueError(f"{directory} does not fit its config.json:\n  " + "\n  ".join(problems))
-
-  params: Params = {"layers": {}}
-  for path in sorted({path for path, _, _ in _names(arch)}):
-    shape = _leaf(shapes, path).shape
-    value = np.empty(shape, np.float32)
-    for name, (other, layer) in wanted.items():
-      if other == path:
-        tensor = files[name].get_tensor(name).astype(np.float32)
-        tensor = tensor.T if path[-1] in _TRANSPOSED else tensor
-        value[... if layer is None else layer] = tensor.reshape(
-          shape if layer is None else shape[1:]
-        )
-    _leaf(params, path[:-1])[path[-1]] = put(path, value)
-  return params
-
-
-def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
+def _leaf(tree: Any, path: Key) -> Any:
   for key in path:
     tree = tree[key]
   return tree
 
 
-def config_json(arch: Architecture, special: dict[str, Any]) -> dict[str, Any]:
-  """A config.json for this architecture. `special`: bos_token_id and the like."""
-  kind = "qwen3" if arch.qk_norm else "qwen2" if arch.qkv_bias else "llama"
-  name = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-  return {
-    "architectures": [name[kind]],
-    "model_type": kind,
-    "vocab_size": arch.vocab_size,
-    "hidden_size": arch.width,
-    "num_hidden_layers": arch.layers,
-    "num_attention_heads": arch.heads,
-    "num_key_value_heads": arch.kv_heads,
-    "head_dim": arch.head_size,
-    "intermediate_size": arch.ffn,
-    "rope_theta": arch.rope_theta,
-    "rms_norm_eps": arch.norm_eps,
-    "hidden_act": "silu",
-    "tie_word_embeddings": arch.tied_head,
-    "max_position_embeddings": arch.max_positions or 32768,
-    "torch_dtype": "float32",
-    **special,
-  }
+def _wanted(arch: Architecture) -> Iterator[tuple[str, Key, int | None, Shape]]:
+  """(name, path, layer or None, our shape without the layer axis) of every tensor, file order."""
+  shapes = abstract_params(arch)
+  top = [key for key in ("embedding", "norm", "head") if key in shapes]
+  yield _name((top[0],), None), (top[0],), None, shapes[top[0]].shape
+  for layer in range(arch.layers):
+    for key in (key for key in _LAYER if key in shapes["layers"]):
+      path = ("layers", key)
+      yield _name(path, layer), path, layer, shapes["layers"][key].shape[1:]
+  for key in top[1:]:
+    yield _name((key,), None), (key,), None, shapes[key].shape
 
 
-def save_params(directory: str | Path, arch: Architecture, params: Params) -> None:
-  """Writes model.safetensors (float32); the caller writes config.json and the tokenizer.
+def _stored_shape(groups: Groups, shape: Shape) -> Shape:
+  return tuple(int(np.prod([shape[axis] for axis in group])) for group in groups)
 
-  A tied head is not written: config.json says that it is the embedding.
+
+def _to_stored(value: np.ndarray, groups: Groups) -> np.ndarray:
+  """A parameter (one layer of it) as the checkpoint has it."""
+  order = [axis for group in groups for axis in group]
+  return value.transpose(order).reshape(_stored_shape(groups, value.shape))
+
+
+def _read(tensor: Tensor, groups: Groups, shape: Shape, index: Index, dtype: Any) -> np.ndarray:
+  """The part `index` of a parameter of shape `shape` (no layer axis), read from its tensor.
+
+  Reads that part alone; where heads are cut inside, whole heads.
   """
-  tensors = {}
-  for path, layer, name in _names(arch):
-    value = np.asarray(_leaf(params, path), np.float32)
-    full = value if layer is None else value[layer]
-    shape = _checkpoint_shape(path, full.shape, arch)
-    if path[-1] in _TRANSPOSED:
-      tensors[name] = np.ascontiguousarray(full.reshape(shape[::-1]).T)
+  bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+  where, sizes = [], []
+  for first, *others in groups:
+    inner = int(np.prod([shape[axis] for axis in others], dtype=np.int64))
+    where.append(slice(bounds[first][0] * inner, bounds[first][1] * inner))
+    sizes += [bounds[first][1] - bounds[first][0], *(shape[axis] for axis in others)]
+  order = [axis for group in groups for axis in group]
+  value = tensor.view[tuple(where)].reshape(sizes).transpose(np.argsort(order))
+  inside = [
+    slice(None) if value.shape[axis] == stop - start else slice(start, stop)
+    for axis, (start, stop) in enumerate(bounds)
+  ]
+  return np.ascontiguousarray(value[tuple(inside)], dtype)
+
+
+def _check(directory: Path, arch: Architecture) -> dict[str, Tensor]:
+  """The tensors, once all of them fit; ValueError lists those that do not."""
+  tensors, problems = open_tensors(directory)
+  wanted = {name: _stored_shape(_groups(path), shape) for name, path, _, shape in _wanted(arch)}
+  problems += [f"missing: {name}" for name in wanted if name not in tensors]
+  for name, tensor in tensors.items():
+    where = f"{name} (in {tensor.file})"
+    if name not in wanted:
+      if arch.tied_head and name == _HEAD:
+        problems += _tied_problems(tensors, where)
+      elif not _IGNORED.search(name):
+        problems.append(f"maps nowhere: {where}")
+      continue
+    if tensor.shape != wanted[name]:
+      problems.append(f"shape of {where}: {tensor.shape}, config.json says {wanted[name]}")
+    if tensor.dtype not in FLOATS:
+      problems.append(f"dtype of {where}: {tensor.dtype}, only {', '.join(FLOATS)} are read")
+  if problems:
+    raise ValueError(f"{directory} does not fit its config.json:\n  " + "\n  ".join(problems))
+  return tensors
+
+
+def _tied_problems(tensors: dict[str, Tensor], where: str) -> list[str]:
+  """A tied head may be stored, as long as it is the embedding."""
+  head, embedding = tensors[_HEAD], tensors.get(_EMBEDDING)
+  if embedding is None:
+    return []  # listed as missing
+  rows = head.shape[0] if head.shape == embedding.shape else 0
+  blocks = [slice(i, min(i + _ROWS, rows)) for i in range(0, rows, _ROWS)]
+  same = rows > 0 and all(np.array_equal(head.view[b], embedding.view[b]) for b in blocks)
+  tied = "config.json says tie_word_embeddings, but it is not the embedding"
+  return [] if same else [f"tied head: {where}: {tied}"]
+
+
+def load_params(directory: str | Path, arch: Architecture, layout: Layout) -> Params:
+  """Reads a checkpoint straight into sharded float32 parameters.
+
+  Of every tensor a process reads the parts that its own devices hold, once each, and no other
+  part; one tensor at a time, so its memory holds one, whatever the size of the model. (A part
+  that is a range of columns touches the disk pages of all rows.)
+
+  Args:
+    directory: a Hugging Face directory, one safetensors file or several with an index.
+    arch: from `read_architecture`.
+    layout: where the parameters live.
+
+  Raises:
+    FileNotFoundError: no safetensors there.
+    ValueError: damaged files; or tensors that are missing, map nowhere, or have another shape
+      or no float dtype; lists them all.
+  """
+  directory = Path(directory)
+  tensors = _check(directory, arch)
+  shapes, axes = abstract_params(arch), logical_axes(arch)
+  params: Params = {"layers": {}}
+  for name, path, layer, shape in _wanted(arch):
+    leaf, names = _leaf(shapes, path), _leaf(axes, path)
+    sharding = layout.sharding(names if layer is None else names[1:], shape)
+    part = functools.partial(_read, tensors[name], _groups(path), shape, dtype=leaf.dtype)
+    value = jax.make_array_from_callback(shape, sharding, _once(part, shape))
+    tree = _leaf(params, path[:-1])
+    if layer is None:
+      tree[path[-1]] = value
     else:
-      tensors[name] = np.ascontiguousarray(full.reshape(shape))
-  save_file(tensors, Path(directory) / "model.safetensors", metadata={"format": "pt"})
+      if layer == 0:
+        whole = layout.sharding(names, leaf.shape)
+        tree[path[-1]] = jnp.zeros(leaf.shape, leaf.dtype, device=whole)
+      tree[path[-1]] = _set_layer(tree[path[-1]], value, layer, layout, names)
+    jax.block_until_ready(tree[path[-1]])  # before the next is read: the host holds one at a time
+  return params
+
+
+def _once(part: Part, shape: Shape) -> Part:
+  """`part`, asked only once for an index, though several devices hold it."""
+  read: dict[tuple, np.ndarray] = {}
+
+  def get(index: Index) -> np.ndarray:
+    key = tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
+    if key not in read:
+      read[key] = part(index)
+    return read[key]
+
+  return get
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "axes"), donate_argnums=0)
+def _set_layer(
+  stack: jax.Array, value: jax.Array, layer: Any, layout: Layout, axes: tuple[str, ...]
+) -> jax.Array:
+  """The stack with one layer replaced, in its own memory."""
+  return layout.constrain(jax.lax.dynamic_update_index_in_dim(stack, value, layer, 0), *axes)
+
+
+def save_params(
+  directory: str | Path,
+  arch: Architecture,
+  params: Params,
+  dtype: str = "float32",
+  file_bytes: int = FILE_BYTES,
+) -> list[str]:
+  """Writes model.safetensors, or several files with an index; the caller writes config.json.
+
+  A tied head is not written: config.json says that it is the embedding. Takes one tensor at a
+  time from the devices.
+
+  Args:
+    directory: must exist; its older safetensors are replaced.
+    arch: the architecture.
+    params: its parameters, every part of them on this process's devices.
+    dtype: float32 (every bit kept), bfloat16 or float16.
+    file_bytes: of tensors in one file, unless a single one is larger.
+
+  Returns:
+    Names of the files, without the index.
+  """
+  wanted = list(_wanted(arch))
+  shapes = {name: _stored_shape(_groups(path), shape) for name, path, _, shape in wanted}
+
+  def arrays() -> Iterator[np.ndarray]:
+    for _, path, layer, _ in wanted:
+      value = _leaf(params, path)
+      yield _to_stored(np.asarray(value if layer is None else value[layer]), _groups(path))
+
+  return write_tensors(Path(directory), shapes, arrays(), dtype, file_bytes)

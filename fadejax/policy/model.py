@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fadejax.arrays import einsum32
+from fadejax.policy.rope import RopeScaling, rope_angles, rotate
 from fadejax.policy.sharding import Layout
 
 Params = dict[str, Any]
@@ -47,6 +49,7 @@ class Architecture:
   head_size: int
   ffn: int
   rope_theta: float = 10_000.0
+  rope_scaling: RopeScaling | None = None  # or a dict of its fields, as a config or JSON has it
   norm_eps: float = 1e-5
   qkv_bias: bool = False  # Qwen2
   qk_norm: bool = False  # Qwen3
@@ -54,6 +57,8 @@ class Architecture:
   max_positions: int = 0  # 0: no bound known
 
   def __post_init__(self) -> None:
+    if isinstance(self.rope_scaling, Mapping):
+      object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
     if self.heads % self.kv_heads:
       raise ValueError(
         f"model: heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
@@ -224,20 +229,6 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
   return (y * _rank_like(scale.astype(jnp.float32), y)).astype(x.dtype)
 
 
-def rope_angles(positions: jax.Array, head_size: int, theta: float) -> tuple[jax.Array, jax.Array]:
-  """cos and sin, f32[..., n, 1, h/2], of positions i32[..., n]."""
-  frequency = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
-  angle = positions[..., None].astype(jnp.float32) * _rank_like(frequency, positions[..., None])
-  return jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
-
-
-def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """RoPE on x[..., n, heads, h], halves paired as Hugging Face checkpoints have them."""
-  cos, sin = rope
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-
-
 def attend(
   q: jax.Array,
   own: tuple[jax.Array, jax.Array],
@@ -297,6 +288,10 @@ def _checkpointed(body: Any, remat: str) -> Any:
   raise ValueError(f"model.remat: {remat!r} is not one of {REMAT}")
 
 
+def _rope(arch: Architecture, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+  return rope_angles(positions, arch.head_size, arch.rope_theta, arch.rope_scaling)
+
+
 def _embed(params: Params, tokens: jax.Array, dtype: Any) -> jax.Array:
   return params["embedding"].astype(dtype)[tokens]
 
@@ -326,7 +321,7 @@ def prefill(
     (prefix, last_hidden[P, D]); last_hidden is normed and predicts completion token 0.
   """
   s = tokens.shape[1]
-  rope = rope_angles(jnp.arange(s)[None, None, :], arch.head_size, arch.rope_theta)
+  rope = _rope(arch, jnp.arange(s)[None, None, :])
   causal = jnp.tril(jnp.ones((s, s), bool))
   hidden = _embed(params, tokens, dtype)[:, None]  # [P, 1, S, D]: a group of one
 
@@ -381,7 +376,7 @@ def extend(
   n = tokens.shape[2]
   start = jnp.zeros((), jnp.int32) if own is None else own.used
   positions = prefix.lengths[:, None, None] + start + jnp.arange(n)[None, None, :]
-  rope = rope_angles(positions, arch.head_size, arch.rope_theta)
+  rope = _rope(arch, positions)
   slots = n if own is None else own.keys.shape[4]
   own_mask = jnp.arange(slots)[None, :] <= start + jnp.arange(n)[:, None]
   prefix_mask = jnp.arange(prefix.keys.shape[3])[None, :] < prefix.lengths[:, None]

@@ -44,6 +44,7 @@ class Policy:
   mesh: Mesh
   train_layout: Layout  # of one forward pass of the update
   sample_layout: Layout  # of the rollout
+  source: dict[str, Any] | None = None  # the config.json it came with, kept in what is exported
 
   def param_shardings(self, layout: Layout) -> model.Params:
     """Shardings of the parameters in a layout."""
@@ -138,6 +139,7 @@ def build_policy(
   Raises:
     ValueError: neither model.path nor model.preset, or a batch the mesh cannot split.
   """
+  source = hf.read_config(config.model.path) if arch is None and config.model.path else None
   arch = _architecture(config, tokenizer) if arch is None else arch
   longest = config.rollout.max_prompt_length + config.rollout.max_completion_length
   if arch.max_positions and longest > arch.max_positions:
@@ -157,6 +159,7 @@ def build_policy(
     mesh,
     sharding.make_layout(mesh, sharding.TRAIN_RULES, prompts // passes, group),
     sharding.make_layout(mesh, sharding.SAMPLE_RULES, prompts, group),
+    source,
   )
 
 
@@ -179,7 +182,6 @@ def initial_params(config: RunConfig, policy: Policy, step: int | None = None) -
   Raises:
     ValueError, FileNotFoundError: nothing there, another architecture, or no such step.
   """
-  shardings = policy.param_shardings(policy.train_layout)
   source = config.init_from or config.model.path
   if workdir_of(source):
     check_architecture(Path(source), policy.arch)
@@ -202,11 +204,9 @@ def initial_params(config: RunConfig, policy: Policy, step: int | None = None) -
     if config.init_from and hf.read_architecture(source) != policy.arch:
       raise ValueError(f"config.init_from: {source} has another architecture than config.model")
 
-    def put(path: tuple[str, ...], value: np.ndarray) -> jax.Array:
-      place: Any = functools.reduce(lambda tree, key: tree[key], path, shardings)
-      return jax.make_array_from_callback(value.shape, place, lambda index: value[index])
-
-    return Initial(hf.load_params(source, policy.arch, put), f"Hugging Face directory {source}")
+    params = hf.load_params(source, policy.arch, policy.train_layout)
+    return Initial(params, f"Hugging Face directory {source}")
+  shardings = policy.param_shardings(policy.train_layout)
   init = jax.jit(functools.partial(model.init_params, policy.arch), out_shardings=shardings)
   return Initial(init(jax.random.key(config.seed)), f"random, seed {config.seed}")
 
@@ -360,19 +360,19 @@ def precision(config: RunConfig) -> Iterator[None]:
 
 
 def export(policy: Policy, params: model.Params, directory: Path) -> Path:
-  """Writes a Hugging Face directory: config, generation config, parameters and tokenizer."""
-  directory.mkdir(parents=True, exist_ok=True)
-  policy.tokenizer.save(directory)
+  """Writes a Hugging Face directory: config, generation config, parameters and tokenizer.
+
+  What came from a Hugging Face directory keeps its config.json (but for the dtype), its
+  generation settings and its tokenizer's files.
+  """
+  policy.tokenizer.save(directory)  # generation_config.json as well
   stops = list(policy.tokenizer.stop_ids)
   special = {
     "bos_token_id": policy.tokenizer.bos_id,
     "eos_token_id": stops[0] if len(stops) == 1 else stops,
     "pad_token_id": policy.tokenizer.pad_id,
   }
-  text = json.dumps(hf.config_json(policy.arch, special), indent=2)
+  text = json.dumps(hf.config_json(policy.arch, special, policy.source), indent=2)
   (directory / "config.json").write_text(text + "\n")
-  generation = directory / "generation_config.json"
-  if not generation.exists():
-    generation.write_text(json.dumps(special, indent=2) + "\n")
-  hf.save_params(directory, policy.arch, jax.device_get(params))
+  hf.save_params(directory, policy.arch, params)
   return directory

@@ -86,6 +86,11 @@ def make_policy(name):
 
 
 @pytest.fixture
-def layout():
+def layout(one_device):
+  return one_device
+
+
+@pytest.fixture(scope="session")
+def one_device():
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), sharding.MESH_AXES)
   return sharding.make_layout(mesh, sharding.TRAIN_RULES, 1, 1)
