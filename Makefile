@@ -18,7 +18,7 @@ WORKERS ?= 2
 # Pass pytest arguments as in `make test TESTS="tests/algorithm -x"`.
 TESTS ?=
 
-.PHONY: help setup demo test lint format lock clean sandbox bench
+.PHONY: help setup demo test lint format lock clean sandbox bench parity
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' \
@@ -63,6 +63,19 @@ sandbox: $(STAMP)  ## install bubblewrap, which code tasks need, and check that 
 test: lint  ## lint, then the whole test suite
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
+# An environment of its own: torch is heavy. Where pip finds several builds of it, the CPU's will do.
+PARITY := .venv-parity
+parity: $(PARITY)/.set-up  ## compare with transformers, both ways (installs torch)
+	$(PARITY)/bin/python -m pytest tests/parity/live.py -s $(TESTS)
+
+$(PARITY)/.set-up: pyproject.toml requirements.lock | $(STAMP)
+	@rm -f $@
+	@$(PY) -m venv --clear $(PARITY)
+	@echo "Installing requirements.lock and the extra parity into $(PARITY)"
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -r requirements.lock -e '.[parity]'
+	@touch $@
+
 lint: $(STAMP)  ## ruff (rules and format) and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -82,6 +95,6 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	  --python-platform linux --no-emit-index-url --no-emit-find-links --no-annotate \
 	  --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
-clean:  ## remove .venv and the caches (not runs/)
-	rm -rf $(VENV) .lock-venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+clean:  ## remove the environments and the caches (not runs/)
+	rm -rf $(VENV) $(PARITY) .lock-venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
