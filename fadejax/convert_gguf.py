@@ -9,22 +9,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
-import ml_dtypes
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-# dtype flag -> (NumPy dtype, safetensors name)
-DTYPES: dict[str, tuple[Any, str]] = {
-  "float32": (np.float32, "F32"),
-  "bfloat16": (ml_dtypes.bfloat16, "BF16"),
-  "float16": (np.float16, "F16"),
-}
+from fadejax.policy.tensor_files import write_tensors
 
 # GGUF tensor name -> Hugging Face tensor name; {i} is the layer.
 TENSORS = {
@@ -222,33 +216,6 @@ def _tensor_shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
   return tuple(int(n) for n in reversed(tensor.shape))  # GGUF lists the fastest axis first
 
 
-def write_safetensors(
-  path: Path, shapes: Mapping[str, tuple[int, ...]], arrays: Iterable[np.ndarray], dtype: str
-) -> None:
-  """Writes model.safetensors one tensor at a time, so that memory holds one tensor.
-
-  Args:
-    path: destination file.
-    shapes: tensor name -> shape, in the order of `arrays`.
-    arrays: the tensors; consumed lazily and cast to `dtype`.
-    dtype: a key of DTYPES.
-  """
-  numpy_dtype, name = DTYPES[dtype]
-  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # what transformers expects
-  end = 0
-  for key, shape in shapes.items():
-    begin, end = end, end + int(np.prod(shape)) * np.dtype(numpy_dtype).itemsize
-    header[key] = {"dtype": name, "shape": list(shape), "data_offsets": [begin, end]}
-  text = json.dumps(header).encode()
-  text += b" " * (-len(text) % 8)  # the data begins 8-byte aligned
-  with path.open("wb") as file:
-    file.write(len(text).to_bytes(8, "little") + text)
-    for (key, shape), array in zip(shapes.items(), arrays, strict=True):
-      if array.shape != shape:
-        raise ConvertError(f"{key}: shape {array.shape}, expected {shape}")
-      file.write(np.ascontiguousarray(array, dtype=numpy_dtype).view(np.uint8).data)
-
-
 def _pre_tokenizer(meta: Metadata) -> pre_tokenizers.PreTokenizer:
   """The pre-tokenizer that the metadata names; an unknown one is an error, never a guess."""
   byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -346,7 +313,7 @@ def write_hf_directory(source: Path, directory: Path, dtype: str) -> tuple[int, 
       yield unpermute(array, heads[part]) if part in heads else array
 
   shapes = {hf_name(name): expected[name] for name in by_name}
-  write_safetensors(directory / "model.safetensors", shapes, arrays(), dtype)
+  write_tensors(directory, shapes, arrays(), dtype)
   tokenizer.save(str(directory / "tokenizer.json"))
   names = ("bos_token", "eos_token", "pad_token", "unk_token")
   special_map = {name: settings[name] for name in names if name in settings}
