@@ -19,7 +19,7 @@ from typing import Any
 
 from fadejax.verify.frames import frame, warm_key
 from fadejax.verify.graders import check_name
-from fadejax.verify.process import WorkerProcess
+from fadejax.verify.process import Executor, Worker, local
 from fadejax.verify.verdict import Verdict
 
 Item = tuple[str, str, dict[str, Any]]
@@ -40,20 +40,32 @@ class _Job:
   alone: bool = False  # hit its wall deadline among others: gets the machine to itself
 
 
+@dataclasses.dataclass(eq=False)
+class _Slot:
+  """A worker, and what the pool knows of it."""
+
+  worker: Worker
+  ready: bool = False
+  broken: bool = False  # it answered what was not asked
+  warmed: set[str] = dataclasses.field(default_factory=set)  # imported, see `frames.warm_key`
+  graded: int = 0
+
+
 @dataclasses.dataclass
 class _Running:
-  """A worker with an item; `since` and `cpu` are the zero of its clocks, in seconds."""
+  """A slot's item; `since` and `cpu` are the zero of its clocks, in seconds."""
 
   job: _Job
+  limit_s: float  # of CPU time
   since: float
   cpu: float | None
   grading: bool  # False while the worker starts or imports the grader: that is not the item's
 
 
-def _kill_all(owner: int, workers: list[WorkerProcess]) -> None:
+def _kill_all(owner: int, slots: list[_Slot]) -> None:
   if os.getpid() == owner:  # a forked child must not kill its parent's workers
-    while workers:
-      workers.pop().kill()
+    while slots:
+      slots.pop().worker.kill()
 
 
 class VerifierPool:
@@ -68,6 +80,7 @@ class VerifierPool:
     recycle_after: items after which a worker is replaced, which bounds leaks in graders.
     warm: verifier names whose modules a worker imports when it starts; the others are
       imported at their first item, outside that item's deadline.
+    executor: starts a worker, see `process.Executor`; the default is a process of this machine.
 
   Workers start with the first item. Raises ValueError for settings that are not positive.
   """
@@ -80,6 +93,7 @@ class VerifierPool:
     memory_mb: int = 2048,
     recycle_after: int = 2000,
     warm: Sequence[str] = (),
+    executor: Executor = local,
   ):
     settings = {
       "workers": workers,
@@ -96,9 +110,10 @@ class VerifierPool:
     self.recycle_after, self.warm = recycle_after, tuple(warm)
     self._lock = threading.Lock()
     self._closed = False
-    self._processes: list[WorkerProcess] = []
+    self._executor = executor
+    self._slots: list[_Slot] = []
     self._start_failures = 0
-    self._finalizer = weakref.finalize(self, _kill_all, os.getpid(), self._processes)
+    self._finalizer = weakref.finalize(self, _kill_all, os.getpid(), self._slots)
 
   def __enter__(self) -> VerifierPool:
     return self
@@ -141,17 +156,18 @@ class VerifierPool:
       try:
         return run.finish()
       finally:
-        for worker in list(run.running):  # only after an exception, such as Ctrl-C
-          self._drop(worker)
+        for slot in list(run.running):  # only after an exception, such as Ctrl-C
+          self._drop(slot)
 
-  def _start(self) -> WorkerProcess:
-    worker = WorkerProcess(self.timeout_s, self.memory_mb, self.warm)
-    self._processes.append(worker)
-    return worker
+  def _start(self) -> _Slot:
+    limits = [str(self.timeout_s), str(self.memory_mb)]
+    slot = _Slot(self._executor(["-m", "fadejax.verify.worker", *limits, *self.warm]))
+    self._slots.append(slot)
+    return slot
 
-  def _drop(self, worker: WorkerProcess) -> int:
-    self._processes.remove(worker)
-    return worker.kill()
+  def _drop(self, slot: _Slot) -> None:
+    self._slots.remove(slot)
+    slot.worker.kill()
 
 
 class _Run:
@@ -162,7 +178,7 @@ class _Run:
     self.verdicts: list[Verdict | None] = [None] * len(items)
     self.pending = collections.deque(_Job(index) for index in range(len(items)))
     self.lonely: collections.deque[_Job] = collections.deque()
-    self.running: dict[WorkerProcess, _Running] = {}
+    self.running: dict[_Slot, _Running] = {}
 
   def finish(self) -> list[Verdict]:
     """Runs until every item has its verdict."""
@@ -170,133 +186,129 @@ class _Run:
       self._assign()
       busy = list(self.running)
       poller = select.poll()  # select() cannot hold descriptors over 1023
-      for worker in busy:
-        worker.flush()
-        poller.register(worker.fileno(), select.POLLIN)
-        if worker.outgoing:
-          poller.register(worker.stdin.fileno(), select.POLLOUT)
+      for slot in busy:
+        for descriptor, events in slot.worker.events().items():
+          poller.register(descriptor, events)
       poller.poll(POLL_S * 1000)
-      for worker in busy:
-        self._listen(worker)
-        if worker in self.running:
-          self._check(worker)
+      for slot in busy:
+        self._listen(slot)
+        if slot in self.running:
+          self._check(slot)
     done = [verdict for verdict in self.verdicts if verdict is not None]
     assert len(done) == len(self.items)
     return done
 
   def _assign(self) -> None:
-    idle = [worker for worker in self.pool._processes if worker not in self.running]
-    for worker in idle:
-      if worker.graded >= self.pool.recycle_after or worker.ended or worker.dead():
-        self.pool._drop(worker)
-    idle = [worker for worker in idle if worker in self.pool._processes]
+    idle = [slot for slot in self.pool._slots if slot not in self.running]
+    for slot in idle:
+      if slot.graded >= self.pool.recycle_after or slot.broken or slot.worker.gone():
+        self.pool._drop(slot)
+    idle = [slot for slot in idle if slot in self.pool._slots]
     while self.pending and len(self.running) < self.pool.workers:
       self._give(self.pending.popleft(), idle)
     if self.lonely and not self.running:
       self._give(self.lonely.popleft(), idle)
 
-  def _give(self, job: _Job, idle: list[WorkerProcess]) -> None:
+  def _give(self, job: _Job, idle: list[_Slot]) -> None:
     if idle and (job.attempts or job.alone):
       self.pool._drop(idle.pop())  # makes room for a fresh one
-      worker = self.pool._start()
+      slot = self.pool._start()
     else:
-      worker = idle.pop() if idle else self.pool._start()
+      slot = idle.pop() if idle else self.pool._start()
     name, completion, problem = self.items[job.index]
-    grading = warm_key(name, problem) in worker.warmed
-    self.running[worker] = _Running(job, time.monotonic(), worker.cpu_s(), grading)
-    worker.send({"id": job.index, "name": name, "completion": completion, "problem": problem})
+    limit_s = self.pool.timeout_s
+    grading = warm_key(name, problem) in slot.warmed
+    now, cpu = time.monotonic(), slot.worker.cpu_s()
+    self.running[slot] = _Running(job, limit_s, now, cpu, grading)
+    slot.worker.send({"id": job.index, "name": name, "completion": completion, "problem": problem})
 
-  def _listen(self, worker: WorkerProcess) -> None:
+  def _listen(self, slot: _Slot) -> None:
     """Takes what the worker says; a verdict, a crash or its end settles its item."""
-    for message in worker.receive():
-      running = self.running.get(worker)
+    gone = slot.worker.gone()  # asked first: its last words may be a verdict
+    for message in slot.worker.receive():
+      running = self.running.get(slot)
       if "ready" in message:
-        worker.ready, self.pool._start_failures = True, 0
-        worker.warmed.update(self.pool.warm)
-        self._restart_clock(worker)
+        slot.ready, self.pool._start_failures = True, 0
+        slot.warmed.update(self.pool.warm)
+        self._restart_clock(slot)
       elif running is None or message.get("id") != running.job.index:
-        worker.ended = True
+        slot.broken = True
       elif "start" in message:
-        worker.warmed.add(self._key(running.job))
-        self._restart_clock(worker)
+        slot.warmed.add(self._key(running.job))
+        self._restart_clock(slot)
       elif "error" in message:
-        self._crashed(worker, str(message["error"]))
+        self._crashed(slot, str(message["error"]))
       else:
-        self._settle(worker, Verdict(**message["verdict"]))
-        worker.graded += 1
+        self._settle(slot, Verdict(**message["verdict"]))
+        slot.graded += 1
         if message["verdict"]["status"] == "memory":
-          self.pool._drop(worker)
-    if worker.ended and worker in self.running:
-      self._died(worker)
+          self.pool._drop(slot)
+    if (gone or slot.broken) and slot in self.running:
+      self._died(slot)
 
   def _key(self, job: _Job) -> str:
     name, _, problem = self.items[job.index]
     return warm_key(name, problem)
 
-  def _restart_clock(self, worker: WorkerProcess) -> None:
+  def _restart_clock(self, slot: _Slot) -> None:
     """Start-up and imports are over: from here on the time is the item's, if it is its turn."""
-    if (running := self.running.get(worker)) is not None:
-      running.since, running.cpu = time.monotonic(), worker.cpu_s()
-      running.grading = self._key(running.job) in worker.warmed
+    if (running := self.running.get(slot)) is not None:
+      running.since, running.cpu = time.monotonic(), slot.worker.cpu_s()
+      running.grading = self._key(running.job) in slot.warmed
 
-  def _check(self, worker: WorkerProcess) -> None:
+  def _check(self, slot: _Slot) -> None:
     """Enforces the deadlines and the memory limit of a running item."""
-    running, wall = self.running[worker], time.monotonic() - self.running[worker].since
-    if worker.dead():
-      self._listen(worker)  # its last words may be a verdict
-      if worker in self.running:
-        self._died(worker)
-      return
+    running, wall = self.running[slot], time.monotonic() - self.running[slot].since
     if wall < POLL_S / 2:
       return
     if not running.grading:
       if wall > START_LIMIT_S:
-        self._died(worker)
+        self._died(slot)
       return
-    limit = self.pool.timeout_s
-    if worker.resident_mb() > self.pool.memory_mb:
+    limit = running.limit_s
+    if slot.worker.resident_mb() > self.pool.memory_mb:
       detail = f"over {self.pool.memory_mb} MiB of memory"
-      self._stop(worker, Verdict(0.0, "memory", detail))
+      self._stop(slot, Verdict(0.0, "memory", detail))
       return
-    now = worker.cpu_s()
+    now = slot.worker.cpu_s()
     cpu = wall if now is None or running.cpu is None else now - running.cpu
     if cpu > limit:
-      self._stop(worker, Verdict(0.0, "timeout", f"over {limit:g} s of CPU time"))
+      kind = "wall" if running.cpu is None else "CPU"
+      self._stop(slot, Verdict(0.0, "timeout", f"over {limit:g} s of {kind} time"))
     elif wall > WALL_FACTOR * limit:
       if cpu < LITTLE_CPU * limit and not running.job.alone:
         running.job.alone = True
         self.lonely.append(running.job)
-        self._stop(worker, None)
+        self._stop(slot, None)
       else:
         detail = f"over {WALL_FACTOR * limit:g} s of wall time ({cpu:.1f} s of CPU time)"
-        self._stop(worker, Verdict(0.0, "timeout", detail))
+        self._stop(slot, Verdict(0.0, "timeout", detail))
 
-  def _settle(self, worker: WorkerProcess, verdict: Verdict) -> None:
-    self.verdicts[self.running.pop(worker).job.index] = verdict
+  def _settle(self, slot: _Slot, verdict: Verdict) -> None:
+    self.verdicts[self.running.pop(slot).job.index] = verdict
 
-  def _stop(self, worker: WorkerProcess, verdict: Verdict | None) -> None:
-    job = self.running.pop(worker).job
+  def _stop(self, slot: _Slot, verdict: Verdict | None) -> None:
+    job = self.running.pop(slot).job
     if verdict is not None:
       self.verdicts[job.index] = verdict
-    self.pool._drop(worker)
+    self.pool._drop(slot)
 
-  def _died(self, worker: WorkerProcess) -> None:
+  def _died(self, slot: _Slot) -> None:
     """The worker is gone, hung at its start, or broke the channel."""
-    ready = worker.ready
-    code = worker.kill()
-    if not ready:
+    how = slot.worker.kill()
+    if not slot.ready:
       self.pool._start_failures += 1
       if self.pool._start_failures >= START_FAILURES:
         raise RuntimeError(
-          f"verifier workers do not start (exit code {code}); run `python -m "
+          f"verifier workers do not start ({how}); run `python -m "
           "fadejax.verify.worker 10 2048` to see why"
         )
-    self._crashed(worker, f"the worker died (exit code {code})", blame=ready)
+    self._crashed(slot, f"the worker died ({how})", blame=slot.ready)
 
-  def _crashed(self, worker: WorkerProcess, reason: str, *, blame: bool = True) -> None:
+  def _crashed(self, slot: _Slot, reason: str, *, blame: bool = True) -> None:
     """One retry on a fresh worker, then the item is a grader_error."""
-    job = self.running.pop(worker).job
-    self.pool._drop(worker)
+    job = self.running.pop(slot).job
+    self.pool._drop(slot)
     job.attempts += blame
     if job.attempts < 2:
       self.pending.appendleft(job)

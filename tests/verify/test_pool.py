@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import time
 
 import pytest
 
-from fadejax.verify import Verdict, VerifierPool, check_problem, grade
+from fadejax.verify import Verdict, VerifierPool, check_problem, grade, graders
+from fadejax.verify.process import WorkerProcess
 
 
 def _own(name, completion="x", **fields):
@@ -131,13 +133,13 @@ def test_a_crash_is_retried_on_a_fresh_worker(tmp_path):
 def test_a_worker_killed_from_outside_mid_item(tmp_path):
   with VerifierPool(workers=1, timeout_s=5) as pool:
     pool.grade([_own("nap", "0")])
-    (victim,) = [worker.pid for worker in pool._processes]
+    (victim,) = [slot.worker.pid for slot in pool._slots]
     threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
     assert pool.grade([_own("nap", "0.6"), _integer("7")]) == [
       Verdict(1.0, "ok"),
       Verdict(1.0, "ok", "7"),
     ]
-    (other,) = [worker.pid for worker in pool._processes]
+    (other,) = [slot.worker.pid for slot in pool._slots]
     assert other != victim
     os.kill(other, signal.SIGKILL)  # and one that dies while idle
     time.sleep(0.1)
@@ -170,17 +172,17 @@ def test_two_thousand_items_leave_nothing_behind():
   before = set(_children())
   pool = VerifierPool(workers=2, recycle_after=10**6)
   pool.grade([_integer("7")] * 200)
-  resident = [worker.resident_mb() for worker in pool._processes]
+  resident = [slot.worker.resident_mb() for slot in pool._slots]
   gc.collect()
   descriptors = len(os.listdir("/proc/self/fd"))
   assert all(v.reward == 1 for v in pool.grade([_integer("it is 7")] * 2000))
   gc.collect()
   assert len(os.listdir("/proc/self/fd")) == descriptors
-  grown = [worker.resident_mb() for worker in pool._processes]
+  grown = [slot.worker.resident_mb() for slot in pool._slots]
   assert all(new - old < 4 for old, new in zip(resident, grown, strict=True)), (resident, grown)
   pool.grade([_own("die")] * 3)
   assert len(os.listdir("/proc/self/fd")) <= descriptors
-  assert len(set(_children()) - before) == len(pool._processes) <= 2
+  assert len(set(_children()) - before) == len(pool._slots) <= 2
   pool.close()
   pool.close()
   assert set(_children()) <= before
@@ -252,7 +254,7 @@ import signal, sys, time
 from fadejax.verify import VerifierPool
 pool = VerifierPool(1, timeout_s=30)
 pool.grade([("integer", "7", {"answer": 7})])
-print(pool._processes[0].pid, flush=True)
+print(pool._slots[0].worker.pid, flush=True)
 """
 
 
@@ -304,7 +306,7 @@ try:
   print("ready", flush=True)
   time.sleep(1000)
 except KeyboardInterrupt:
-  print(pool._processes[0].dead(), flush=True)
+  print(pool._slots[0].worker.gone(), flush=True)
 """
   )
   time.sleep(0.3)
@@ -321,6 +323,104 @@ def test_workers_that_cannot_start_say_so(monkeypatch, capfd):
   monkeypatch.setattr(sys, "executable", "/bin/false")
   with VerifierPool(1) as pool, pytest.raises(RuntimeError, match="do not start"):
     pool.grade([_integer("7")])
+
+
+# ----------------------------------------------------- workers that are elsewhere
+
+
+class ThreadWorker:
+  """A worker of another kind: no process, no descriptor to wait for, nothing to measure."""
+
+  def __init__(self, arguments):
+    assert arguments[:2] == ["-m", "fadejax.verify.worker"]
+    self.answers = queue.SimpleQueue()
+    self.answers.put({"ready": True})
+    self.ended = False
+
+  def send(self, message):
+    threading.Thread(target=self._grade, args=(message,), daemon=True).start()
+
+  def _grade(self, message):
+    name, completion, problem = (message[key] for key in ("name", "completion", "problem"))
+    self.answers.put({"id": message["id"], "start": True})
+    if completion == "die":
+      self.ended = True
+      return
+    try:
+      verdict = graders.run(name, completion, problem)
+    except RuntimeError as error:
+      self.answers.put({"id": message["id"], "error": str(error)})
+    else:
+      self.answers.put({"id": message["id"], "verdict": vars(verdict)})
+
+  def receive(self):
+    while not self.answers.empty():
+      yield self.answers.get()
+
+  def events(self):
+    return {}
+
+  def gone(self):
+    return self.ended
+
+  def cpu_s(self):
+    return None
+
+  def resident_mb(self):
+    return 0.0
+
+  def kill(self):
+    self.ended = True
+    return "let go"
+
+
+def test_an_executor_of_another_kind(tmp_path):
+  """Order, deadlines and retries are the pool's, wherever its workers are."""
+  started = []
+
+  def executor(arguments):
+    started.append(ThreadWorker(arguments))
+    return started[-1]
+
+  items = [_integer(str(i), i if i % 3 else -1) for i in range(7)]
+  items += [_own("nap", "2"), _own("crash"), _own("good", "die"), _own("good", "a", answer="a")]
+  with VerifierPool(2, timeout_s=0.25, executor=executor) as pool:
+    verdicts = pool.grade(items)
+    assert len(started) == 6  # two, one after the deadline, one a crash or death but the last
+  assert [v.reward for v in verdicts] == [0, 1, 1, 0, 1, 1, 0, 0, None, None, 1]
+  assert [v.status for v in verdicts[7:]] == ["timeout", "grader_error", "grader_error", "ok"]
+  assert [v.detail for v in verdicts[7:10]] == [
+    "over 0.25 s of wall time",
+    "grader python failed twice: the grader's own fault",
+    "grader python failed twice: the worker died (let go)",
+  ]
+  assert all(worker.ended for worker in started)
+
+
+def test_workers_behind_another_command(tmp_path):
+  """As behind ssh: the command is not the worker, but its channel is."""
+
+  def behind_a_shell(arguments):
+    shell = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]
+    return WorkerProcess([*shell, *arguments], here=False)
+
+  before = set(_children())
+  mark = tmp_path / "pids"
+  items = [
+    _own("busy"),
+    _own("die"),
+    _own("die_first_time", mark=str(tmp_path / "mark")),
+    _own("allocate"),
+    _own("worker_pid", mark=str(mark)),
+    _integer("word " * 100_000 + "7"),
+  ]
+  with VerifierPool(2, timeout_s=0.5, executor=behind_a_shell) as pool:
+    verdicts = pool.grade(items)
+  found = [v.status for v in verdicts]
+  assert found == ["timeout", "grader_error", "ok", "memory", "ok", "ok"], verdicts
+  assert verdicts[2].reward == verdicts[5].reward == 1.0
+  assert set(_children()) <= before
+  assert _wait(lambda: not _alive(int(mark.read_text())))
 
 
 def test_check_problem():
