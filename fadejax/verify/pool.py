@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import json
+import math
 import os
 import select
 import threading
@@ -68,14 +70,33 @@ def _kill_all(owner: int, slots: list[_Slot]) -> None:
       slots.pop().worker.kill()
 
 
+def program_s(name: str, problem: dict[str, Any]) -> float:
+  """CPU seconds that an item may use in a sandbox, whose limits are its own; 0 for most.
+
+  Of a record that its grader will refuse, any number.
+  """
+  if name != "code":
+    return 0.0
+  from fadejax.verify.sandbox import Limits
+
+  tests: Any = problem.get("tests")
+  try:
+    if isinstance(tests, str):
+      tests = json.loads(tests) if "time_limit_s" in tests else {}
+    limit = float(tests["time_limit_s"])
+  except (KeyError, TypeError, ValueError, OverflowError):
+    limit = Limits.cpu_s
+  return limit if 0 < limit < math.inf else 0.0
+
+
 class VerifierPool:
   """Grades in persistent worker processes. Thread-safe; calls are served one after another.
 
   Args:
     workers: number of worker processes, each with one item at a time.
-    timeout_s: CPU seconds an item may use. Its wall deadline is `WALL_FACTOR` times that; an
-      item that hits the wall with little CPU used runs once more, alone, before it is a
-      `timeout`.
+    timeout_s: CPU seconds an item may use; a program (`code`) has the `time_limit_s` of its
+      tests besides. The wall deadline is `WALL_FACTOR` times that; an item that hits the wall
+      with little CPU used runs once more, alone, before it is a `timeout`.
     memory_mb: resident MiB a worker may reach; an item that exceeds it is a `memory` verdict.
     recycle_after: items after which a worker is replaced, which bounds leaks in graders.
     warm: verifier names whose modules a worker imports when it starts; the others are
@@ -216,7 +237,7 @@ class _Run:
     else:
       slot = idle.pop() if idle else self.pool._start()
     name, completion, problem = self.items[job.index]
-    limit_s = self.pool.timeout_s
+    limit_s = self.pool.timeout_s + program_s(name, problem)
     grading = warm_key(name, problem) in slot.warmed
     now, cpu = time.monotonic(), slot.worker.cpu_s()
     self.running[slot] = _Running(job, limit_s, now, cpu, grading)

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from fadejax.verify import Verdict, VerifierPool, check_problem, grade, graders
+from fadejax.verify import Verdict, VerifierPool, check_problem, grade, graders, sandbox
+from fadejax.verify.pool import program_s
 from fadejax.verify.process import WorkerProcess
 
 
@@ -421,6 +422,47 @@ def test_workers_behind_another_command(tmp_path):
   assert verdicts[2].reward == verdicts[5].reward == 1.0
   assert set(_children()) <= before
   assert _wait(lambda: not _alive(int(mark.read_text())))
+
+
+# ----------------------------------------------------- deadlines of programs
+
+
+def test_program_s():
+  limit = sandbox.Limits.cpu_s
+  for tests, expected in [
+    ({"time_limit_s": 3}, 3.0),
+    ({"time_limit_s": "2.5"}, 2.5),
+    ('{"time_limit_s": 7}', 7.0),
+    ({}, limit),
+    ("{}", limit),
+    ('{"time_limit_s"', limit),
+    (None, limit),
+    ([1], limit),
+    ({"time_limit_s": None}, limit),
+    ({"time_limit_s": 10**400}, limit),
+    ({"time_limit_s": -1}, 0.0),
+    ({"time_limit_s": float("inf")}, 0.0),
+  ]:
+    assert program_s("code", {"tests": tests}) == expected, tests
+  assert program_s("math", {"tests": {"time_limit_s": 3}}) == 0.0
+
+
+@pytest.mark.skipif(sandbox.why_not() != "", reason=sandbox.why_not() or "there is one")
+def test_a_pool_does_not_undercut_the_limits_of_a_program(tmp_path):
+  """It uses over twice `timeout_s`, and waits for over four times that, within its own limits."""
+  program = """
+import time
+def add(a, b):
+  while time.process_time() < 0.6: pass
+  time.sleep(1.0)
+  return a + b
+"""
+  tests = {"asserts": ["assert add(2, 3) == 5"], "time_limit_s": 3}
+  with VerifierPool(1, timeout_s=0.3) as pool:
+    pool.grade([("code", "add = 1", {"tests": tests})])
+    began = time.monotonic()
+    assert pool.grade([("code", program, {"tests": tests})])[0].reward == 1.0
+    assert time.monotonic() - began < 3.0  # run once
 
 
 def test_check_problem():
