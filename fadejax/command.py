@@ -1,4 +1,4 @@
-"""The shell around the commands that take a config: flags, errors as one line, quiet logs."""
+"""The shell around the commands: flags; with a config, errors as one line, quiet logs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ml_collections import config_flags
 _FLAG_ERRORS = (
   LookupError, AttributeError, TypeError, ValueError, OSError, SyntaxError, ImportError,
 )  # fmt: skip
-
-
 _HELP = {"--help", "-help", "--helpshort", "-helpshort", "--helpfull", "-helpfull", "-?"}
 
 
@@ -43,6 +41,14 @@ def workdir() -> Path:
   return Path(text)
 
 
+def parse_flags(argv: list[str]) -> list[str]:
+  """Parses the flags as absl does, but --help, which absl ends with status 1, ends with 0."""
+  try:
+    return app.parse_flags_with_usage(argv)
+  except SystemExit:
+    sys.exit(0 if _HELP & set(argv) else 1)
+
+
 def run(name: str, main: Callable[[], None]) -> None:
   """Parses the flags and runs `main`; a mistake of the user's ends in one line and status 1.
 
@@ -54,9 +60,7 @@ def run(name: str, main: Callable[[], None]) -> None:
 
   def parse(argv: list[str]) -> list[str]:
     try:
-      return app.parse_flags_with_usage(argv)
-    except SystemExit:
-      sys.exit(0 if _HELP & set(argv) else 1)  # absl ends --help with 1
+      return parse_flags(argv)
     except _FLAG_ERRORS as error:
       cause: object = error
       while isinstance(cause, Exception) and cause.args and not isinstance(cause, OSError):

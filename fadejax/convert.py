@@ -30,6 +30,7 @@ from pathlib import Path
 from absl import app, flags
 
 from fadejax.cache import SMOLLM2, cache_dir
+from fadejax.command import parse_flags
 from fadejax.convert_gguf import ConvertError, write_hf_directory
 from fadejax.policy.tensor_files import DTYPES
 
@@ -241,4 +242,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
   define_flags()
-  app.run(main)
+  app.run(main, flags_parser=parse_flags)

@@ -25,6 +25,7 @@ from typing import Any
 import jinja2
 from absl import app, flags, logging
 
+from fadejax.command import parse_flags
 from fadejax.report_figures import (
   PANELS,
   PHASES,
@@ -257,4 +258,4 @@ if __name__ == "__main__":
   flags.DEFINE_string("png", None, "Also write the four main curves to this picture.")
   flags.DEFINE_string("masses", None, "Weights to draw, such as grpo,power:alpha=2; or all.")
   flags.DEFINE_integer("group", 8, "With --masses: completions a group.")
-  app.run(main)
+  app.run(main, flags_parser=parse_flags)

@@ -490,6 +490,7 @@ def test_command(tiny, tmp_path):
   failed = run(f"--gguf={tmp_path / 'no.gguf'}", f"--output={tmp_path / 'hf2'}")
   assert failed.returncode == 1 and "no such file" in failed.stderr
   assert "Traceback" not in failed.stderr
+  assert run("--help").returncode == 0
 
 
 def test_no_jax_is_imported():

@@ -232,3 +232,4 @@ def test_the_command(tmp_path):
   assert failed.returncode == 1
   assert failed.stderr.startswith("fadejax.report: ") and "no such file" in failed.stderr
   assert subprocess.run(command, capture_output=True).returncode == 1
+  assert subprocess.run([*command, "--help"], capture_output=True).returncode == 0

@@ -212,6 +212,15 @@ def _check_files(source: Path, target: Path) -> None:
     raise InputError(f"--output={target} is the input; name another file")
 
 
+def _parse_flags(argv: list[str]) -> list[str]:
+  """As absl does, but --help ends with status 0; `command` has the same, above this room."""
+  try:
+    return app.parse_flags_with_usage(argv)
+  except SystemExit:
+    words = {word.lstrip("-") for word in argv[1:]}
+    sys.exit(0 if words & {"help", "helpshort", "helpfull", "?"} else 1)
+
+
 def main(argv: Sequence[str]) -> None:
   """Grades the input file and prints the summary; exit status 2 on bad input."""
   if len(argv) > 1:
@@ -233,4 +242,4 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   flags.mark_flags_as_required(["input", "output"])
-  app.run(main)
+  app.run(main, flags_parser=_parse_flags)

@@ -72,6 +72,13 @@ def test_malformed_rows_name_file_and_line(tmp_path, line, reason):
   assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_help_is_no_failure():
+  command = [sys.executable, "-m", "fadejax.verify"]
+  asked = subprocess.run([*command, "--help"], capture_output=True, text=True)
+  assert asked.returncode == 0 and "--input" in asked.stdout
+  assert subprocess.run([*command, "--inputs=x"], capture_output=True).returncode == 1
+
+
 def test_no_jax_in_the_room():
   code = (
     "import sys, fadejax.verify.math_answer, fadejax.verify.gym, fadejax.verify.worker, "
