@@ -18,7 +18,7 @@ WORKERS ?= 2
 # Pass pytest arguments as in `make test TESTS="tests/algorithm -x"`.
 TESTS ?=
 
-.PHONY: help setup demo test lint format lock clean sandbox bench parity
+.PHONY: help setup demo test lint format lock clean sandbox bench soak parity
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' \
@@ -50,6 +50,9 @@ demo: $(STAMP)  ## train SmolLM2-135M on arithmetic with FADE (minutes, on a CPU
 
 bench: $(STAMP)  ## speed and memory, each beside a peer or a ceiling
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) $$file; done
+
+soak: $(STAMP)  ## 2000 items, honest and hostile, through one pool of graders (minutes)
+	$(PY) benchmarks/soak.py
 
 sandbox: $(STAMP)  ## install bubblewrap, which code tasks need, and check that it works here
 	@command -v bwrap >/dev/null || { \
