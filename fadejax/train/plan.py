@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -92,7 +93,7 @@ def show(
     f"{config.loss.microbatches} micro-batch(es); {config.steps} steps",
     f"weight       {config.policy_weight.name} {config.policy_weight.settings() or ''}".rstrip(),
     *_fade_line(config),
-    *(f"task         {_task_line(task)}" for _, task in tasks),
+    *(f"task         {_task_line(config, tasks, i)}" for i in range(len(tasks))),
     *(f"note         {line}" for line in _task_notes(policy, tasks)),
     *(f"left out     {count} {why}" for why, count in pipeline.counts.items() if count),
     f"memory       a device: parameters {_size(bytes_per_device(state.params))}, optimizer "
@@ -157,6 +158,14 @@ def _config_text(config: RunConfig) -> str:
   return "\n".join(lines)
 
 
-def _task_line(task: Task) -> str:
-  counts = ", ".join(f"{count} {why}" for why, count in task.counts.items() if count)
-  return f"{task.name}: {len(task.eval)} evaluation problems{'; ' + counts if counts else ''}"
+def _task_line(config: RunConfig, tasks: list[tuple[TaskConfig, Task]], index: int) -> str:
+  """A task's numbers of problems; of a list, how often training goes through it."""
+  settings, task = tasks[index]
+  parts = []
+  if isinstance(task.train, Sequence):  # a generated source has no end
+    share = settings.weight / sum(c.weight for c, _ in tasks)
+    passes = share * config.steps * config.rollout.prompts / len(task.train)
+    parts.append(f"{len(task.train)} training problems, each drawn about {passes:.2g} times")
+  parts.append(f"{len(task.eval)} evaluation problems")
+  parts += [f"{count} {why}" for why, count in task.counts.items() if count]
+  return f"{task.name}: {'; '.join(parts)}"
