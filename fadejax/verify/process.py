@@ -195,6 +195,11 @@ class WorkerProcess:
     if self.process.returncode is None:
       with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(self.pid, signal.SIGKILL)
+      self.process.wait()
+      # What it had started, where orphans come to this process (`sandbox.adopt_orphans`).
+      with contextlib.suppress(ChildProcessError):
+        while True:
+          os.waitpid(-self.pid, 0)
     code = self.process.wait()
     for pipe in (self.stdin, self.stdout):
       with contextlib.suppress(OSError):
