@@ -22,6 +22,7 @@ import re
 import reprlib
 import symtable
 import textwrap
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -220,35 +221,63 @@ def _start(box: Sandbox, program: str) -> str:
 Result = tuple[int, int, str, str]  # tests passed, of, status of a failure, its detail
 
 
+def _each(
+  box: Sandbox,
+  cases: list[dict[str, Any]],
+  ask: Callable[[dict[str, Any]], None],
+  fault: Callable[[int, dict[str, Any], dict[str, Any]], tuple[str, str] | None],
+  share: bool,
+) -> Result:
+  """One answer of the program a test; the first failure ends it, unless the share counts.
+
+  Where the share counts, a program that is stopped while it answers keeps what it has passed.
+
+  Args:
+    box: the program's.
+    cases: the tests.
+    ask: sends the question of a test, where there is one.
+    fault: (index, test, answer) -> (status, detail), None where the test is passed.
+    share: whether the share counts.
+  """
+  passed, status, detail = 0, "ok", ""
+  for i, case in enumerate(cases):
+    ask(case)
+    try:
+      reply = box.receive()
+    except Stopped as stopped:
+      if not share:
+        raise
+      return passed, len(cases), stopped.status, stopped.detail
+    found = fault(i, case, reply)
+    if found is None:
+      passed += 1
+      continue
+    status, detail = found
+    if not share:
+      break
+  return passed, len(cases), status, detail
+
+
 def _by_calls(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   """Calls with arguments; results are compared here, with no object of the program's in sight."""
   calls = tests["calls"]
-  passed, status, detail = 0, "ok", ""
+
+  def ask(call: dict[str, Any]) -> None:
+    args, kwargs = plain.encode(tuple(call["args"])), plain.encode(call.get("kwargs", {}))
+    box.send({"call": tests["function"], "args": args, "kwargs": kwargs})
+
+  def fault(i: int, call: dict[str, Any], reply: dict[str, Any]) -> tuple[str, str] | None:
+    if "value" not in reply:
+      return "runtime_error", f"call {i}: {reply.get('not_plain') or _describe(reply)}"
+    value = _opened(reply["value"])
+    if _same(value, call["expected"], tests.get("float_tol")):
+      return None
+    return "ok", f"call {i}: {reprlib.repr(value)}, expected {reprlib.repr(call['expected'])}"
+
   with Sandbox("candidate", limits) as box:
     if error := _start(box, program):
       return 0, len(calls), "runtime_error", error
-    for i, call in enumerate(calls):
-      args, kwargs = plain.encode(tuple(call["args"])), plain.encode(call.get("kwargs", {}))
-      box.send({"call": tests["function"], "args": args, "kwargs": kwargs})
-      try:
-        reply = box.receive()
-      except Stopped as stopped:
-        if tests.get("score") != "share":
-          raise
-        return passed, len(calls), stopped.status, stopped.detail
-      if "value" not in reply:
-        status = "runtime_error"
-        detail = f"call {i}: {reply.get('not_plain') or _describe(reply)}"
-      else:
-        value = _opened(reply["value"])
-        if _same(value, call["expected"], tests.get("float_tol")):
-          passed += 1
-          continue
-        status = "ok"
-        detail = f"call {i}: {reprlib.repr(value)}, expected {reprlib.repr(call['expected'])}"
-      if tests.get("score") != "share":
-        break
-  return passed, len(calls), status, detail
+    return _each(box, calls, ask, fault, tests.get("score") == "share")
 
 
 def _opened(value: Any) -> Any:
@@ -307,7 +336,6 @@ def _is_number(value: Any) -> bool:
 def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   """The whole program once a test, on its stdin; stdout is compared by lines and tokens."""
   cases = tests["stdin_stdout"]
-  passed, status, detail = 0, "ok", ""
   tolerance = tests.get("float_tol", FLOAT_TOLERANCE)
   inputs = [case["stdin"] for case in cases]
   cap = max(len(case["stdout"].encode()) for case in cases) * 2 + 2**16
@@ -317,33 +345,25 @@ def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
     output_mb=limits.output_mb + len(cases) * cap / 2**20,
     file_mb=max(limits.file_mb, -(-largest // 2**20)),
   )
+
+  def fault(i: int, case: dict[str, Any], reply: dict[str, Any]) -> tuple[str, str] | None:
+    if "raise" in reply:  # it does not compile, so that no test runs
+      raise Stopped("runtime_error", _describe(reply))
+    try:
+      exit_code, output = reply["status"], reply["output"]
+      if type(exit_code) is not int or type(output) is not bytes:
+        raise TypeError("a status and bytes are wanted")
+    except (KeyError, TypeError) as error:
+      raise Stopped("runtime_error", "the program broke the channel") from error
+    if exit_code != 0:
+      return "runtime_error", f"test {i}: exit code {exit_code}"
+    if same_output(output.decode("utf-8", "replace"), case["stdout"], tolerance):
+      return None
+    return "ok", f"test {i}: {output[-100:]!r}, expected {case['stdout'][-100:]!r}"
+
   with Sandbox("candidate", limits) as box:
     box.start({"program": program, "form": "stdio", "inputs": inputs, "cap": cap})
-    for i, case in enumerate(cases):
-      try:
-        reply = box.receive()
-      except Stopped as stopped:
-        if tests.get("score") != "share":
-          raise
-        return passed, len(cases), stopped.status, stopped.detail
-      if "raise" in reply:
-        return passed, len(cases), "runtime_error", _describe(reply)
-      try:
-        exit_code, output = reply["status"], reply["output"]
-        if type(exit_code) is not int or type(output) is not bytes:
-          raise TypeError("a status and bytes are wanted")
-      except (KeyError, TypeError) as error:
-        raise Stopped("runtime_error", "the program broke the channel") from error
-      if exit_code != 0:
-        status, detail = "runtime_error", f"test {i}: exit code {exit_code}"
-      elif same_output(output.decode("utf-8", "replace"), case["stdout"], tolerance):
-        passed += 1
-        continue
-      else:
-        status, detail = "ok", f"test {i}: {output[-100:]!r}, expected {case['stdout'][-100:]!r}"
-      if tests.get("score") != "share":
-        break
-  return passed, len(cases), status, detail
+    return _each(box, cases, lambda case: None, fault, tests.get("score") == "share")
 
 
 def same_output(output: str, expected: str, tolerance: float = FLOAT_TOLERANCE) -> bool:
