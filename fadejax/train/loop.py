@@ -29,7 +29,7 @@ from fadejax.config import RunConfig, to_json
 from fadejax.data.pipeline import Pipeline
 from fadejax.policy import model
 from fadejax.policy.sampler import SamplerConfig, sample
-from fadejax.train import diagnostics, plan, refill, setup, supervised
+from fadejax.train import diagnostics, plan, refill, setup, supervised, tracing
 from fadejax.train import rollout as rollouts
 from fadejax.train import step as step_of
 from fadejax.train import workdir as workdirs
@@ -189,7 +189,7 @@ class _Run:
     """Restores, trains to the last step, evaluates and exports."""
     config = self.config
     stack.enter_context(workdirs.lock(self.workdir))
-    stack.callback(_stop_trace, self.workdir / "profile")
+    stack.callback(tracing.stop, self.workdir / "profile")
     checkpoints = Checkpoints(self.workdir / "checkpoints", config.checkpoint)
     stack.callback(checkpoints.close)
     start = self.restore(checkpoints)
@@ -215,7 +215,7 @@ class _Run:
     first = int(self.state.step)
     bar = stack.enter_context(Progress(config.steps, first)) if config.log.progress else None
     for step in range(first + 1, config.steps + 1):
-      with _traced(profile, step, self.workdir / "profile"):
+      with tracing.traced(profile, step, self.workdir / "profile"):
         row = self.one_step(step, pool, writers, checkpoints)
       if bar is not None:
         bar.update(row)
@@ -493,25 +493,3 @@ def _number(value: Any) -> float | int:
 def _read_evaluation(workdir: Path, step: int) -> dict[str, float] | None:
   path = workdir / "eval" / f"step_{step:06d}.json"
   return json.loads(path.read_text())["metrics"] if path.exists() else None
-
-
-@contextlib.contextmanager
-def _traced(profile: tuple[int, int] | None, step: int, where: Path) -> Iterator[None]:
-  """Traces the steps of `profile`, both included, as far as this run has them."""
-  tracing = profile is not None and profile[0] <= step <= profile[1]
-  if tracing and not _TRACING:
-    jax.profiler.start_trace(str(where))
-    _TRACING.append(step)
-  yield
-  if tracing and profile is not None and step == profile[1]:
-    _stop_trace(where)
-
-
-_TRACING: list[int] = []  # the step that the profiler started at; JAX has one a process
-
-
-def _stop_trace(where: Path) -> None:
-  """Ends a trace where one is going on, and says where it is."""
-  if _TRACING:
-    jax.profiler.stop_trace()
-    print(f"profile from step {_TRACING.pop()}: {where}", flush=True)

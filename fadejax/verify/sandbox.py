@@ -30,6 +30,7 @@ from typing import Any
 from fadejax.verify import seccomp
 from fadejax.verify.inside import plain
 from fadejax.verify.inside.plain import HEADER
+from fadejax.verify.tree import Tree, children
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 KEYS = 10_000  # entries of the dicts of one message, which may be chosen to collide
@@ -281,7 +282,7 @@ class Sandbox:
     itself, ends by reaping it. So nothing is left to whoever inherits orphans here.
     """
     if self.process.poll() is None:
-      for child in self._first or _children(f"/proc/{self.process.pid}"):
+      for child in self._first or children(f"/proc/{self.process.pid}"):
         _kill(child)
       try:
         self.process.wait(2.0)
@@ -311,7 +312,7 @@ class Sandbox:
     try:
       self.send({**task, "limits": self._inner_limits()})
       if self.receive() == {"locked": True}:
-        self._first = _children(f"/proc/{self.process.pid}")
+        self._first = children(f"/proc/{self.process.pid}")
         self.began = time.monotonic()
         return
       said = "its first word was another"
@@ -426,7 +427,7 @@ class Sandbox:
     Raises:
       Stopped: over one of them.
     """
-    tree = _Tree(self.process.pid)
+    tree = Tree(self.process.pid)
     own = self.limits
     for pid, seconds in tree.own_cpu_s.items():
       self._seen[pid] = max(seconds, self._seen.get(pid, 0.0))
@@ -449,63 +450,9 @@ class Sandbox:
     return self.process.stderr.read(2000).decode(errors="replace").strip()[-300:]
 
 
-class _Tree:
-  """What a process and all its descendants have used, from /proc.
-
-  Attributes:
-    cpu_s: seconds, of the dead that were waited for too.
-    own_cpu_s: seconds of each process alone.
-    resident_mb: MiB.
-    queued_s: seconds that the most delayed process has waited for a core.
-    processes: how many there are.
-  """
-
-  def __init__(self, pid: int):
-    self.cpu_s = self.resident_mb = self.queued_s = 0.0
-    self.processes = 0
-    self.own_cpu_s: dict[int, float] = {}
-    page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-    waiting = [pid]
-    while waiting:
-      number = waiting.pop()
-      at = f"/proc/{number}"
-      try:
-        stat = _read(f"{at}/stat").rpartition(b")")[2].split()
-        self.own_cpu_s[number] = sum(map(int, stat[11:13])) / tick
-        self.cpu_s += sum(map(int, stat[11:15])) / tick
-        self.resident_mb += int(stat[21]) * page / 2**20
-        self.processes += 1
-        delay = _read(f"{at}/schedstat").split()
-        self.queued_s = max(self.queued_s, int(delay[1]) / 1e9)
-        waiting += _children(at)
-      except (OSError, IndexError, ValueError):
-        continue  # it ended meanwhile
-
-
 def _kill(pid: int) -> None:
   with contextlib.suppress(ProcessLookupError, PermissionError):
     os.kill(pid, signal.SIGKILL)
-
-
-def _children(at: str) -> list[int]:
-  """Processes that a process has started, by the kernel's list or by every process's parent."""
-  try:
-    threads = os.listdir(f"{at}/task")
-    return [int(c) for t in threads for c in _read(f"{at}/task/{t}/children").split()]
-  except FileNotFoundError:
-    if os.path.exists("/proc/thread-self/children"):
-      return []  # the process has ended
-  mine, found = at.rpartition("/")[2].encode(), []
-  for name in filter(str.isdigit, os.listdir("/proc")):
-    with contextlib.suppress(OSError, IndexError):
-      if _read(f"/proc/{name}/stat").rpartition(b")")[2].split()[1] == mine:
-        found.append(int(name))
-  return found
-
-
-def _read(path: str) -> bytes:
-  with open(path, "rb") as file:
-    return file.read()
 
 
 if __name__ == "__main__":
