@@ -179,9 +179,9 @@ def main() -> int:
   mark = os.environ[sandbox.OWNER] = f"soak-{os.getpid()}"  # inherited by all that is started
   cases = soak_items.mixed(options.items, options.seed, flat=options.flat)
   watched = Watched()
-  recycle = 10 * options.items if options.flat else RECYCLE_AFTER
+  memory_mb, recycle = (2**16, 2**31) if options.flat else (MEMORY_MB, RECYCLE_AFTER)
   pool = VerifierPool(
-    options.workers, TIMEOUT_S, memory_mb=MEMORY_MB, recycle_after=recycle, executor=watched
+    options.workers, TIMEOUT_S, memory_mb=memory_mb, recycle_after=recycle, executor=watched
   )
   with tempfile.TemporaryDirectory() as scratch:
     os.environ["TMPDIR"] = tempfile.tempdir = scratch

@@ -229,9 +229,10 @@ def hard_math(n: int) -> Case:
 
 
 def beyond_math(n: int) -> Case:
-  """Golds that only math-verify reads."""
-  answer = rf"\int_0^{{{n % 90 + 2}}} x\,dx"
-  return Case("math", rf"\boxed{{{answer}}}", {"answer": answer.replace(r"\,", " ")}, 1.0)
+  """Golds beyond our parser: the same text, or another, which math-verify is asked about."""
+  top = n % 900  # more digits are refused before it is asked
+  gold, answer = rf"\int_0^{{{top}}} {n}x dx", rf"\int_0^{{{top + n % 2}}} {n}x\,dx"
+  return Case("math", rf"\boxed{{{answer}}}", {"answer": gold}, float(n % 2 == 0))
 
 
 def countdown(n: int, expression: str, reward: float, *statuses: str) -> Case:
