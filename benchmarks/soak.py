@@ -28,7 +28,7 @@ from typing import NamedTuple
 import soak_items
 from soak_items import Case
 
-from fadejax.verify import Verdict, VerifierPool, sandbox
+from fadejax.verify import Verdict, VerifierPool, cgroup, sandbox
 from fadejax.verify.process import WorkerProcess, local
 
 TIMEOUT_S = 2.0
@@ -75,8 +75,8 @@ def left_over(mark: str, workers: Sequence[WorkerProcess], scratch: Path) -> lis
     time.sleep(0.05)
   found = [f"process {line}" for line in processes(mark)]
   owners = {str(worker.pid) for worker in workers}
-  for path in Path("/sys/fs/cgroup").rglob(f"{sandbox.GROUP}*-*"):
-    if path.name.removeprefix(sandbox.GROUP).partition("-")[0] in owners:
+  for path in Path("/sys/fs/cgroup").rglob(f"{cgroup.GROUP}*-*"):
+    if path.name.removeprefix(cgroup.GROUP).partition("-")[0] in owners:
       found.append(f"control group {path}")
   return found + [f"temporary file {path}" for path in scratch.iterdir()]
 

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from fadejax.verify import sandbox
+from fadejax.verify import kept, sandbox
 from fadejax.verify.inside import plain
 from fadejax.verify.sandbox import Limits, Sandbox, Stopped
 from fadejax.verify.verdict import ProblemError, Verdict, after_thinking, field, no_answer
@@ -407,18 +407,18 @@ def _by_asserts(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   asserts = tests["asserts"]
   # The judge waits while the program works, so that its clock must not run out first.
   patient = dataclasses.replace(limits, cpu_s=3 * limits.cpu_s + 5)
-  with Sandbox("candidate", limits) as box, Sandbox("judge", patient) as judge:
-    task = {
-      "tests": asserts,
-      "setup": tests.get("setup", ""),
-      "count": tests.get("score") == "share",
-      "functions": called(tests),
-      "modules": list(MODULES),
-    }
-    judge.start(task)
+  task = {
+    "tests": asserts,
+    "setup": tests.get("setup", ""),
+    "count": tests.get("score") == "share",
+    "functions": called(tests),
+    "modules": list(MODULES),
+  }
+  with Sandbox("candidate", limits) as box:
     if error := _start(box, program):
       return 0, len(asserts), "runtime_error", error
-    report = _relay(box, judge)
+    with kept.judge(patient, task) as judge:
+      report = _relay(box, judge)
   fault = report["fault"]
   if fault == "tests":
     raise ProblemError(_FAULT + report["detail"])

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from fadejax.verify import cgroup
 from fadejax.verify.frames import HEADER, frame
 
 # Accelerators belong to the trainer; a grader that imports a framework must not see them.
@@ -200,6 +201,8 @@ class WorkerProcess:
       with contextlib.suppress(ChildProcessError):
         while True:
           os.waitpid(-self.pid, 0)
+      if self.here:
+        cgroup.remove(self.pid)
     code = self.process.wait()
     for pipe in (self.stdin, self.stdout):
       with contextlib.suppress(OSError):

@@ -13,7 +13,6 @@ import compileall
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import select
 import shutil
@@ -22,12 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fadejax.verify import seccomp
+from fadejax.verify import cgroup, seccomp
+from fadejax.verify.cgroup import Cgroup
 from fadejax.verify.inside import plain
 from fadejax.verify.inside.plain import HEADER
 from fadejax.verify.tree import Tree, children
@@ -40,14 +39,11 @@ POLL_S = 0.02
 WALL_FACTOR = 4.0  # wall seconds, in units of the CPU limit, of a program that has the machine
 GRACE_S = 2.0  # wall seconds to start
 NEVER = 10.0  # wall limit whatever the machine does, in units of the other one
-GROUP = "fadejax-"  # then the process's number: names of control groups
 OWNER = "FADEJAX_OWNER"  # in bubblewrap's environment, to tell whose it is; not seen inside
 INSTALL = (
   "running untrusted programs needs bubblewrap: install the package 'bubblewrap' (Debian, Ubuntu, "
   "Fedora: apt-get or dnf install bubblewrap), or run `make sandbox`"
 )
-
-_serial = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,71 +153,7 @@ def adopt_orphans() -> None:
 
   set_child_subreaper = 36
   ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
-  for root in ("memory", "pids", ""):  # control groups that killed processes have left
-    for path in (Path("/sys/fs/cgroup") / root).glob(f"{GROUP}*-*"):
-      owner = path.name.removeprefix(GROUP).partition("-")[0]
-      if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
-        with contextlib.suppress(OSError):
-          path.rmdir()
-
-
-class _Cgroup:
-  """A control group that bounds memory and processes of a tree, where one can be made."""
-
-  def __init__(self, limits: Limits, name: str):
-    self.paths: list[Path] = []
-    memory, tasks = limits.memory_mb * 2**20, limits.processes + 8
-    v1 = {"memory": ("memory.limit_in_bytes", memory), "pids": ("pids.max", tasks)}
-    if Path("/sys/fs/cgroup/memory").is_dir():
-      for controller, (file, value) in v1.items():
-        self._make(Path("/sys/fs/cgroup") / controller / name, {file: value})
-    else:
-      files = {"memory.max": memory, "memory.swap.max": 0, "pids.max": tasks}
-      self._make(_own_cgroup() / name, files)
-
-  def _make(self, path: Path, files: dict[str, int]) -> None:
-    try:
-      path.mkdir()
-    except OSError:
-      return
-    try:
-      for file, value in files.items():
-        (path / file).write_text(str(value))
-    except OSError:  # a controller that is not delegated: the watcher alone must do
-      path.rmdir()
-      return
-    self.paths.append(path)
-
-  def around(self, line: list[str]) -> list[str]:
-    """The command line, entered from a shell that has moved itself in.
-
-    Not between fork and exec: a fork of the trainer, with its many threads, may deadlock.
-    """
-    if not self.paths:
-      return line
-    enter = "".join(f'echo 0 > "${i}/cgroup.procs"; ' for i in range(1, len(self.paths) + 1))
-    shell = f'{enter}shift {len(self.paths)}; exec "$@"'
-    return ["/bin/sh", "-c", shell, "sh", *map(str, self.paths), *line]
-
-  def remove(self) -> None:
-    """Removes it once its processes are gone."""
-    for path in self.paths:
-      for _ in range(50):
-        try:
-          path.rmdir()
-          break
-        except FileNotFoundError:
-          break
-        except OSError:  # its last process is still being reaped
-          time.sleep(0.01)
-
-
-def _own_cgroup() -> Path:
-  try:
-    line = Path("/proc/self/cgroup").read_text().splitlines()[-1]
-  except (OSError, IndexError):
-    return Path("/sys/fs/cgroup")
-  return Path("/sys/fs/cgroup") / line.rpartition(":")[2].lstrip("/")
+  cgroup.remove_orphaned()
 
 
 class Sandbox:
@@ -236,12 +168,13 @@ class Sandbox:
     self.limits, self.began = limits, time.monotonic()
     self._buffer, self._read = bytearray(), 0
     self._first: list[int] = []  # the first process inside, by its number outside
-    number = next(_serial)
     owner = os.environ.get(OWNER, str(os.getpid()))
     # A program and its judge at a time: two users, so that neither counts against the other.
-    self._uid = FIRST_UID + (2 * os.getpid() + number % 2) % UIDS if os.geteuid() == 0 else 0
+    user = FIRST_UID + (2 * os.getpid() + (script == "judge")) % UIDS
+    self._uid = user if os.geteuid() == 0 else 0
     self._seen: dict[int, float] = {}  # CPU seconds by process, of those that are gone too
-    self._cgroup = _Cgroup(limits, f"{GROUP}{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    self._before: Tree | None = None  # what it had used when its present task began
+    self._cgroup = Cgroup(limits.memory_mb, limits.processes + 8)
     bpf = seccomp.program()
     with contextlib.ExitStack() as stack:
       handle = None
@@ -281,14 +214,13 @@ class Sandbox:
     The first process inside goes first: its namespace dies with it, and its parent, bubblewrap
     itself, ends by reaping it. So nothing is left to whoever inherits orphans here.
     """
-    if self.process.poll() is None:
+    give_up = time.monotonic() + 2.0
+    while self.process.poll() is None:
       for child in self._first or children(f"/proc/{self.process.pid}"):
         _kill(child)
-      try:
-        self.process.wait(2.0)
-      except subprocess.TimeoutExpired:
+      if time.monotonic() > give_up:
         _kill(self.process.pid)
-        self.process.wait()
+      self._wait(0.05)  # it may not have started its first process yet
     # Where bubblewrap ended first, an orphan: ours, after `adopt_orphans`.
     for child in self._first:
       with contextlib.suppress(ChildProcessError):
@@ -298,6 +230,17 @@ class Sandbox:
         with contextlib.suppress(OSError):
           pipe.close()
     self._cgroup.remove()
+
+  def _wait(self, seconds: float) -> None:
+    """Waits for its end; `Popen.wait` would sleep between looks."""
+    try:
+      handle = os.pidfd_open(self.process.pid)
+    except OSError:  # a kernel before 5.3
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        self.process.wait(seconds)
+      return
+    select.select([handle], [], [], seconds)
+    os.close(handle)
 
   def fileno(self) -> int:
     """Readable when there is something to receive."""
@@ -319,6 +262,30 @@ class Sandbox:
     except Stopped as stopped:
       said = self._last_words() or stopped.detail
     raise SandboxError(f"the sandbox did not start: {said}")
+
+  def begin(self, task: dict[str, Any]) -> None:
+    """Hands a judge its next task; the limits hold for each alone.
+
+    Raises:
+      Stopped: it is gone.
+    """
+    self._before = Tree(self.process.pid)
+    self._seen = dict(self._before.own_cpu_s)
+    self.began, self._read = time.monotonic(), 0
+    self.send(task)
+
+  def settled(self, wait_s: float = 1.0) -> bool:
+    """Whether a judge has ended its task with nothing left of it, as `inside/judge.py` says."""
+    assert self.process.stderr is not None
+    said, _, _ = select.select([self.process.stderr], [], [], wait_s)
+    if not said or os.read(self.process.stderr.fileno(), 2) != b".":
+      return False
+    more, _, _ = select.select([self._out], [], [], 0)
+    return not more and not self._buffer
+
+  def cpu_s(self) -> float:
+    """CPU seconds of all its tasks."""
+    return Tree(self.process.pid).cpu_s
 
   def send(self, message: dict[str, Any]) -> None:
     """Sends one message.
@@ -401,25 +368,15 @@ class Sandbox:
 
   def _gone(self) -> Stopped:
     """Why it ended: the kernel may have stopped it for a limit."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      self.process.wait(1.0)
-    code = self.process.returncode
+    self._wait(1.0)
+    code = self.process.poll()
     if code in (128 + signal.SIGXCPU, -signal.SIGXCPU):
       return Stopped("timeout", f"over {self.limits.cpu_s:g} s of CPU time")
     if code in (128 + signal.SIGKILL, -signal.SIGKILL):
-      if self._cgroup_killed():
+      if self._cgroup.killed():
         return Stopped("memory", f"over {self.limits.memory_mb} MiB of memory")
       return Stopped("runtime_error", "the program was killed")
     return Stopped("runtime_error", f"the program ended (exit code {code})")
-
-  def _cgroup_killed(self) -> bool:
-    for path in self._cgroup.paths:
-      for file in ("memory.oom_control", "memory.events"):
-        with contextlib.suppress(OSError):
-          for line in (path / file).read_text().splitlines():
-            if line.startswith("oom_kill ") and int(line.split()[1]) > 0:
-              return True
-    return False
 
   def check(self) -> None:
     """Enforces the limits of the tree; call it while waiting.
@@ -427,12 +384,16 @@ class Sandbox:
     Raises:
       Stopped: over one of them.
     """
-    tree = Tree(self.process.pid)
+    tree, before = Tree(self.process.pid), self._before
     own = self.limits
     for pid, seconds in tree.own_cpu_s.items():
       self._seen[pid] = max(seconds, self._seen.get(pid, 0.0))
     # Children that nobody waits for are in no parent's account: they count while they are seen.
-    if max(tree.cpu_s, sum(self._seen.values())) > own.cpu_s:
+    waited_for, seen, queued = tree.cpu_s, sum(self._seen.values()), tree.queued_s
+    if before is not None:
+      waited_for, seen = waited_for - before.cpu_s, seen - sum(before.own_cpu_s.values())
+      queued = {pid: s - before.queued_s.get(pid, 0.0) for pid, s in queued.items()}
+    if max(waited_for, seen) > own.cpu_s:
       raise Stopped("timeout", f"over {own.cpu_s:g} s of CPU time")
     if tree.resident_mb > own.memory_mb:
       raise Stopped("memory", f"over {own.memory_mb} MiB of memory")
@@ -440,8 +401,9 @@ class Sandbox:
       raise Stopped("runtime_error", f"over {own.processes} processes")
     wall, limit = time.monotonic() - self.began, WALL_FACTOR * own.cpu_s + GRACE_S
     # A busy machine is not the program's fault: time in the queue for a core does not count.
-    if wall - tree.queued_s > limit or wall > NEVER * limit:
-      raise Stopped("timeout", f"over {limit:g} s of wall time ({tree.cpu_s:.1f} s of CPU time)")
+    # The most delayed process counts.
+    if wall - max(queued.values(), default=0.0) > limit or wall > NEVER * limit:
+      raise Stopped("timeout", f"over {limit:g} s of wall time ({waited_for:.1f} s of CPU time)")
 
   def _last_words(self) -> str:
     """What bubblewrap said, for telling why no sandbox starts."""

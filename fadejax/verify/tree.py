@@ -13,14 +13,15 @@ class Tree:
     cpu_s: seconds, of the dead that were waited for too.
     own_cpu_s: seconds of each process alone.
     resident_mb: MiB.
-    queued_s: seconds that the most delayed process has waited for a core.
+    queued_s: seconds that each process has waited for a core.
     processes: how many there are.
   """
 
   def __init__(self, pid: int):
-    self.cpu_s = self.resident_mb = self.queued_s = 0.0
+    self.cpu_s = self.resident_mb = 0.0
     self.processes = 0
     self.own_cpu_s: dict[int, float] = {}
+    self.queued_s: dict[int, float] = {}
     page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
     waiting = [pid]
     while waiting:
@@ -32,8 +33,7 @@ class Tree:
         self.cpu_s += sum(map(int, stat[11:15])) / tick
         self.resident_mb += int(stat[21]) * page / 2**20
         self.processes += 1
-        delay = _read(f"{at}/schedstat").split()
-        self.queued_s = max(self.queued_s, int(delay[1]) / 1e9)
+        self.queued_s[number] = int(_read(f"{at}/schedstat").split()[1]) / 1e9
         waiting += children(at)
       except (OSError, IndexError, ValueError):
         continue  # it ended meanwhile

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fadejax.verify import VerifierPool, check_problem, code_tests, sandbox
+from fadejax.verify import VerifierPool, cgroup, check_problem, code_tests, kept, sandbox
 
 pytestmark = pytest.mark.skipif(sandbox.why_not() != "", reason=sandbox.why_not() or "there is one")
 
@@ -67,6 +67,7 @@ def leftovers():
 def nothing_is_left(monkeypatch):
   monkeypatch.setenv(sandbox.OWNER, OURS)
   yield
+  kept.drop()
   for _ in range(50):
     if not leftovers():
       return
@@ -384,7 +385,7 @@ def test_a_killed_trainer_takes_its_sandboxes_along():
     "from fadejax.verify import VerifierPool\n"
     "tests = {'asserts': ['assert add(1, 2)'], 'time_limit_s': 60.0}\n"
     "with VerifierPool(workers=1, timeout_s=90) as pool:\n"
-    "  pool.grade([('code', 'import time; time.sleep(60)', {'tests': tests})])\n"
+    "  pool.grade([('code', 'import time\\ndef add(a, b): time.sleep(60)', {'tests': tests})])\n"
   )
   process = subprocess.Popen([sys.executable, "-c", trainer], cwd=ROOT)
   deadline = time.monotonic() + 60
@@ -811,3 +812,124 @@ def test_what_passed_before_a_stop_counts_with_share():
   program = "def f(x):\n  while x == 3: pass\n  return x"
   tests = {**calls("f", ([1], 1), ([2], 2), ([3], 3), ([4], 4)), "score": "share"}
   assert grade(program, tests, time_limit_s=0.5).reward == 0.5
+
+
+# ---------------------------------------------------------------- the judge is kept
+
+
+def in_the_tests(setup):
+  """The verdict on a right program where the tests' own setup does something first."""
+  return grade(GOOD, {**ADD, "setup": setup, "functions": ["add"]})
+
+
+def judge_pid():
+  return kept._kept[0][1].process.pid if kept._kept else None
+
+
+def test_one_judge_serves_many_problems():
+  assert grade(GOOD).reward == 1.0
+  first = judge_pid()
+  assert first is not None
+  assert grade("def add(a, b): return 5").status == "ok"
+  assert grade("def add(a, b): return 1 / 0").status == "runtime_error"
+  assert grade("raise ValueError").status == "runtime_error"
+  assert in_the_tests("import math; math.pi = 3").reward == 1.0
+  assert in_the_tests("import math; assert math.pi > 3.1").reward == 1.0
+  assert judge_pid() == first
+  assert grade("import os\ndef add(a, b): os._exit(0)").status == "runtime_error"
+  assert judge_pid() is None  # its task had not ended
+  assert grade(GOOD).reward == 1.0
+  assert judge_pid() not in (None, first)
+
+
+def test_a_judge_is_replaced_after_so_many_problems(monkeypatch):
+  monkeypatch.setattr(kept, "TASKS", 3)
+  seen = []
+  for _ in range(4):
+    assert grade(GOOD).reward == 1.0
+    seen.append(judge_pid())
+  assert seen[0] == seen[1] is not None and seen[2] is None and seen[3] != seen[0]
+
+
+def test_other_limits_get_another_judge():
+  assert grade(GOOD).reward == 1.0
+  first = judge_pid()
+  assert grade(GOOD, time_limit_s=3.0).reward == 1.0
+  assert judge_pid() not in (None, first)
+
+
+def test_a_judge_s_limits_are_of_one_problem(monkeypatch):
+  monkeypatch.setattr(kept, "CPU_S", 100.0)
+  burn = "import time\nwhile time.process_time() < 0.4: pass"
+  task = {"tests": [], "setup": burn, "count": False, "functions": [], "modules": []}
+  for _ in range(4):
+    with kept.judge(sandbox.Limits(cpu_s=0.9), task) as judge:
+      assert judge.receive() == {"names": []}
+      judge.check()
+      judge.send({"found": {}})
+      assert "report" in judge.receive()
+  assert judge_pid() == judge.process.pid
+  with pytest.raises(sandbox.Stopped) as stopped:  # noqa: SIM117
+    with kept.judge(
+      sandbox.Limits(cpu_s=0.9), {**task, "setup": burn.replace("0.4", "9")}
+    ) as judge:
+      judge.receive()
+  assert stopped.value.status == "timeout"
+
+
+def test_much_cpu_time_ends_a_judge_within_its_own_problem():
+  """The worker gets it on its account when the judge ends: not at another item's cost."""
+  setup = f"import time\nwhile time.process_time() < {1.2 * kept.CPU_S}: pass"
+  assert in_the_tests(setup).reward == 1.0
+  assert judge_pid() is None
+
+
+LOOK = "import os\nassert os.listdir('/tmp') == [] and len([p for p in os.listdir('/proc') if p.isdigit()]) == 3"
+
+
+@pytest.mark.parametrize(
+  "mess",
+  [
+    "open('/tmp/left', 'w').close()",
+    "import os, time\nif os.fork() == 0: time.sleep(60)",
+    "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(60)\n  os._exit(0)",
+    "import atexit, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)",
+  ],
+)
+def test_nothing_of_one_problem_reaches_the_next(mess):
+  """What tests leave, a program may have had them leave: the next problem finds none of it."""
+  assert in_the_tests(mess).reward == 1.0
+  assert in_the_tests(LOOK).reward == 1.0, in_the_tests(LOOK)
+
+
+@pytest.mark.parametrize(
+  "attack",
+  [
+    "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+    "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)",
+    "import os\nos._exit(0)",
+    "import os\nfor fd in range(3, 30):\n  try: os.write(fd, b'.....')\n  except OSError: pass",
+    "import os\nfor fd in range(3, 30):\n  try: os.close(fd)\n  except OSError: pass",
+  ],
+)
+def test_a_judge_that_was_tampered_with_is_not_kept(attack):
+  in_the_tests(attack)
+  assert in_the_tests(LOOK).reward == 1.0
+  assert grade("def add(a, b): return 5").reward == 0.0
+
+
+def test_a_problem_s_process_cannot_look_into_what_started_it():
+  look = (
+    "import os\nfor name in ('fd', 'mem', 'environ'):\n  try:\n    path = f'/proc/{os.getppid()}/{name}'\n"
+    "    os.listdir(path) if name == 'fd' else open(path).read(1)\n  except PermissionError: continue\n"
+    "  raise AssertionError(name)"
+  )
+  assert in_the_tests(look).reward == 1.0
+
+
+def test_a_pool_takes_its_judges_and_control_groups_along():
+  with VerifierPool(workers=1) as pool:
+    assert pool.grade([("code", GOOD, {"tests": ADD})])[0].reward == 1.0
+    worker = pool._slots[0].worker.pid
+    assert leftovers()
+  assert cgroup.groups(str(worker)) == []

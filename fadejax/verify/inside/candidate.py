@@ -9,6 +9,7 @@ Nothing that arrives here holds an expected value, and nothing that is sent is b
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -97,34 +98,31 @@ def run_as_main(code, module):
 def run_stdio(answers, code, module, inputs, cap):
   """Runs the program once an input, each in a child.
 
-  Their output goes to a file, so that none waits for a reader; RLIMIT_FSIZE bounds it.
+  Input and output are files without a name, so that none waits for a reader; RLIMIT_FSIZE bounds
+  them. What a fork does again for every input is done once before.
   """
+  sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+  sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+  vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout)
+  gc.freeze()
   for text in inputs:
-    with open("/tmp/.in", "w", encoding="utf-8", newline="") as file:
-      file.write(text)
+    given, out = (os.open("/tmp", os.O_RDWR | os.O_TMPFILE, 0o600) for _ in range(2))
+    with open(given, "wb", closefd=False) as file:
+      file.write(text.encode("utf-8", "surrogatepass"))
+    os.lseek(given, 0, os.SEEK_SET)
     child = os.fork()
     if child == 0:
       answers.close()
-      out = os.open("/tmp/.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-      os.dup2(os.open("/tmp/.in", os.O_RDONLY), 0)
+      os.dup2(given, 0)
       os.dup2(out, 1)
-      sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-      sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-      vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout)
+      os.close(given)
+      os.close(out)
       run_as_main(code, module)
     _, status = os.waitpid(child, 0)
-    try:
-      with open("/tmp/.out", "rb") as file:
-        output = file.read(cap + 1)
-    except OSError:
-      output = b""
-    for name in ("/tmp/.in", "/tmp/.out"):
-      try:  # noqa: SIM105 - contextlib takes time to import
-        os.remove(name)
-      except OSError:
-        pass
-    message = {"status": os.waitstatus_to_exitcode(status), "output": output}
-    plain.write(answers, message)
+    output = os.pread(out, cap + 1, 0)
+    os.close(given)
+    os.close(out)
+    plain.write(answers, {"status": os.waitstatus_to_exitcode(status), "output": output})
   os._exit(0)
 
 

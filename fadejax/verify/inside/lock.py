@@ -64,6 +64,16 @@ def take_channel():
   return requests, answers
 
 
+def hide():
+  """Closes this process's memory and files to others of its user; False where that cannot be."""
+  try:
+    import ctypes
+  except ImportError:
+    return False
+  set_dumpable = 4
+  return ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0) == 0
+
+
 def add_site_builtins():
   """`exit` and `quit`, which `python -S` leaves out and programs use."""
   import _sitebuiltins
