@@ -30,6 +30,7 @@ WALL_FACTOR = 4.0  # wall deadline of an item, in units of its CPU deadline
 LITTLE_CPU = 0.5  # an item at its wall deadline with less than this share of its CPU: busy machine
 START_LIMIT_S = 120.0  # wall time for a worker to start, or to import a grader
 POLL_S = 0.05
+GROWN = 0.5  # share of its memory that a worker may keep between items: the next one has the rest
 START_FAILURES = 3  # in a row: the installation is broken, not the item
 
 
@@ -51,6 +52,7 @@ class _Slot:
   broken: bool = False  # it answered what was not asked
   warmed: set[str] = dataclasses.field(default_factory=set)  # imported, see `frames.warm_key`
   graded: int = 0
+  base_mb: float = 0.0  # resident after its last import
 
 
 @dataclasses.dataclass
@@ -98,7 +100,8 @@ class VerifierPool:
       tests besides. The wall deadline is `WALL_FACTOR` times that; an item that hits the wall
       with little CPU used runs once more, alone, before it is a `timeout`.
     memory_mb: resident MiB a worker may reach; an item that exceeds it is a `memory` verdict.
-    recycle_after: items after which a worker is replaced, which bounds leaks in graders.
+    recycle_after: items after which a worker is replaced, which bounds leaks in graders; one that
+      has kept half of `memory_mb` is replaced at once.
     warm: verifier names whose modules a worker imports when it starts; the others are
       imported at their first item, outside that item's deadline.
     executor: starts a worker, see `process.Executor`; the default is a process of this machine.
@@ -222,13 +225,18 @@ class _Run:
   def _assign(self) -> None:
     idle = [slot for slot in self.pool._slots if slot not in self.running]
     for slot in idle:
-      if slot.graded >= self.pool.recycle_after or slot.broken or slot.worker.gone():
+      spent = slot.graded >= self.pool.recycle_after or self._grown(slot)
+      if spent or slot.broken or slot.worker.gone():
         self.pool._drop(slot)
     idle = [slot for slot in idle if slot in self.pool._slots]
     while self.pending and len(self.running) < self.pool.workers:
       self._give(self.pending.popleft(), idle)
     if self.lonely and not self.running:
       self._give(self.lonely.popleft(), idle)
+
+  def _grown(self, slot: _Slot) -> bool:
+    """Whether a leak in a grader would soon cost an item that is not at fault its verdict."""
+    return slot.worker.resident_mb() - slot.base_mb > GROWN * self.pool.memory_mb
 
   def _give(self, job: _Job, idle: list[_Slot]) -> None:
     if idle and (job.attempts or job.alone):
@@ -273,6 +281,7 @@ class _Run:
 
   def _restart_clock(self, slot: _Slot) -> None:
     """Start-up and imports are over: from here on the time is the item's, if it is its turn."""
+    slot.base_mb = slot.worker.resident_mb()
     if (running := self.running.get(slot)) is not None:
       running.since, running.cpu = time.monotonic(), slot.worker.cpu_s()
       running.grading = self._key(running.job) in slot.warmed

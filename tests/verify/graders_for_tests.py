@@ -70,6 +70,14 @@ def eat_memory(completion, problem):
     time.sleep(0.001)
 
 
+_kept = []
+
+
+def leaks(completion, problem):
+  _kept.append(bytearray(b"x") * (40 * 2**20))
+  return 1.0
+
+
 def allocate(completion, problem):
   return len(bytearray(2**40)) > 0
 

@@ -169,6 +169,12 @@ def test_recycling(tmp_path):
   assert len(pids) == 20 and len(set(pids)) == 4
 
 
+def test_a_leak_costs_no_item_its_verdict():
+  """40 MiB an item, of 200: a worker is replaced before it reaches its limit."""
+  with VerifierPool(workers=1, memory_mb=200) as pool:
+    assert [v.status for v in pool.grade([_own("leaks"), _own("nap", "0.1")] * 8)] == ["ok"] * 16
+
+
 def test_two_thousand_items_leave_nothing_behind():
   """Flat memory in the worker, no zombie, no descriptor more, nobody left after close."""
   before = set(_children())
