@@ -116,6 +116,8 @@ def command(limits: Limits, script: str, filter_fd: int | None) -> list[str]:
     line += ["--setenv", name, value]
   if filter_fd is not None:
     line += ["--seccomp", str(filter_fd)]
+  if script == "judge":  # out of its children's reach: they can neither stop nor kill it
+    line += ["--as-pid-1"]
   # As modules, so that the compiled files beside them serve.
   run = (
     f"import sys; sys.path.insert(0, '/fadejax'); import {script}; sys.path.pop(0); {script}.main()"

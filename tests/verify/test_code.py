@@ -390,7 +390,7 @@ def test_a_killed_trainer_takes_its_sandboxes_along():
   process = subprocess.Popen([sys.executable, "-c", trainer], cwd=ROOT)
   deadline = time.monotonic() + 60
   try:
-    while len(leftovers()) < 4:  # two of the program's, two of the judge's
+    while len(leftovers()) < 3:  # bubblewrap: two of the program's, one of the judge's
       assert time.monotonic() < deadline and process.poll() is None
       time.sleep(0.02)
   finally:
@@ -603,11 +603,14 @@ def add(a, b):
   tries = 0
   for f in (lambda: os.setuid(0), lambda: os.chroot('/tmp'), lambda: os.sethostname(b'x') if hasattr(os, 'sethostname') else 1 / 0,
             lambda: os.mknod('/tmp/d', 0o60666, os.makedev(8, 0)), lambda: os.nice(-5), lambda: open('/proc/sys/kernel/core_pattern', 'w'),
-            lambda: open('/proc/1/mem', 'rb+')):
+            MEM):
     try: f(); tries += 1
     except Exception: pass
   return os.getuid() != 0 and not any(caps) and 'NoNewPrivs:\\t1' in status, tries
 """  # fmt: skip
+  # Without root the first process inside, bubblewrap's, is of the same user, and has no more rights.
+  memory = "lambda: open('/proc/1/mem', 'rb+')" if os.geteuid() == 0 else ""
+  program = program.replace("MEM", memory)
   verdict = grade(program, {"asserts": ["assert add(1, 2) == (True, 0), add(1, 2)"]})
   assert verdict.reward == 1.0, verdict
 
@@ -884,7 +887,7 @@ def test_much_cpu_time_ends_a_judge_within_its_own_problem():
   assert judge_pid() is None
 
 
-LOOK = "import os\nassert os.listdir('/tmp') == [] and len([p for p in os.listdir('/proc') if p.isdigit()]) == 3"
+LOOK = "import os\nassert os.listdir('/tmp') == [] and len([p for p in os.listdir('/proc') if p.isdigit()]) == 2"
 
 
 @pytest.mark.parametrize(
