@@ -169,6 +169,8 @@ class VerifierConfig:
 
   workers: int = 2
   timeout_s: float = 10.0  # CPU seconds an answer
+  # "none": programs run as this user with nothing around them but bounds on time and memory
+  sandbox: str = "bubblewrap"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,8 @@ import numpy as np
 
 from fadejax.algorithm.weights import WEIGHTS
 from fadejax.data.tasks import TASKS
-from fadejax.verify import check_name
+from fadejax.verify import check_known
+from fadejax.verify.walls import WALLS
 
 RunConfig = Any  # that of config.py, which imports this module
 
@@ -32,6 +33,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
   "sft.schedule": ("constant", "linear", "cosine"),
   "log.wandb": ("disabled", "offline", "online"),
   "policy_weight.name": tuple(WEIGHTS),
+  "verifier.sandbox": WALLS,
   "task.name": tuple(TASKS),
 }
 # Lowest allowed value, and whether it is itself allowed.
@@ -176,7 +178,7 @@ def _check_extra(extra: dict[str, Any], where: str) -> None:
   if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
     raise ValueError(f"{where}: weight must be a finite number, got {weight!r}")
   try:
-    check_name(extra["verifier"])
+    check_known(extra["verifier"])
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from error
 

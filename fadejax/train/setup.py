@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from fadejax.policy.sharding import Layout
 from fadejax.train.checkpoint import restore_params, saved_steps
 from fadejax.train.optim import make_optimizer, make_schedule, parallel_average
 from fadejax.train.workdir import check_architecture
-from fadejax.verify import VerifierPool
+from fadejax.verify import VerifierPool, check_name, walls
 
 Tokenizer = tokenizers.Tokenizer
 
@@ -72,7 +73,16 @@ def enable_compilation_cache(setting: str) -> str:
 
 
 def build_tasks(config: RunConfig) -> list[tuple[TaskConfig, Task]]:
-  """The run's tasks, each with the settings that made it."""
+  """The run's tasks, each with the settings that made it.
+
+  Raises:
+    ValueError: a task's or a verifier's settings do not work here.
+  """
+  walls.choose(config.verifier.sandbox)
+  if config.verifier.sandbox == "none":
+    logging.warning("config.verifier.%s", walls.UNPROTECTED)
+  for extra in config.reward.extra:
+    check_name(extra["verifier"])
   tasks = []
   for i, task in enumerate(task_configs(config)):
     try:

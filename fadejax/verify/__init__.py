@@ -6,7 +6,7 @@ docs/verifiers.md has the rules of every verifier and the meaning of every statu
 
 from __future__ import annotations
 
-from fadejax.verify.graders import VERIFIERS, check_name, check_problem
+from fadejax.verify.graders import VERIFIERS, check_known, check_name, check_problem
 from fadejax.verify.pool import VerifierPool, grade
 from fadejax.verify.verdict import STATUSES, ProblemError, Verdict, check_count
 
@@ -17,6 +17,7 @@ __all__ = [
   "Verdict",
   "VerifierPool",
   "check_count",
+  "check_known",
   "check_name",
   "check_problem",
   "grade",

@@ -25,7 +25,8 @@ from typing import Any
 
 from absl import app, flags
 
-from fadejax.verify import Verdict, VerifierPool, check_name, check_problem
+from fadejax.verify import Verdict, VerifierPool, check_name, check_problem, walls
+from fadejax.verify.walls import WALLS
 
 _INPUT = flags.DEFINE_string("input", None, "JSONL file of problems with completions.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSONL file to write, one verdict a line.")
@@ -35,6 +36,12 @@ _CHECK_GOLDS = flags.DEFINE_bool(
   "check_golds", False, "Grade every row's own gold, and list the rows whose gold fails."
 )
 flags.DEFINE_alias("check-golds", "check_golds")
+_SANDBOX = flags.DEFINE_enum(
+  "sandbox",
+  WALLS[0],
+  WALLS,
+  "Around programs (verifier code). none: nothing protects you.",
+)
 _VERIFIER = flags.DEFINE_string("verifier", "math", "Verifier of rows that name none.")
 
 LISTED = 50  # failing golds that are printed
@@ -227,6 +234,9 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
   try:
     _check_files(Path(str(_INPUT.value)), Path(str(_OUTPUT.value)))
+    walls.choose(str(_SANDBOX.value))
+    if _SANDBOX.value == "none":
+      print(f"fadejax.verify: {walls.UNPROTECTED}", file=sys.stderr)
     files = Path(str(_INPUT.value)), Path(str(_OUTPUT.value)), str(_VERIFIER.value)
     with VerifierPool(_WORKERS.value, _TIMEOUT.value) as pool:
       if not _CHECK_GOLDS.value:

@@ -54,6 +54,14 @@ class Cgroup:
     shell = f'{enter}shift {len(self.paths)}; exec "$@"'
     return ["/bin/sh", "-c", shell, "sh", *map(str, self.paths), *line]
 
+  def members(self) -> list[int]:
+    """The numbers of its processes."""
+    found: list[int] = []
+    for path in self.paths:
+      with contextlib.suppress(OSError):
+        found += map(int, (path / "cgroup.procs").read_text().split())
+    return found
+
   def remove(self) -> None:
     """Removes it once its processes are gone."""
     for path in self.paths:
@@ -88,10 +96,15 @@ def remove(owner: int) -> None:
 def remove_orphaned() -> None:
   """Removes the control groups of all processes that have ended."""
   for path in groups("*"):
-    owner = path.name.removeprefix(GROUP).partition("-")[0]
-    if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+    if orphaned(path):
       with contextlib.suppress(OSError):
         path.rmdir()
+
+
+def orphaned(path: Path) -> bool:
+  """Whether the process that its name tells has ended."""
+  owner = path.name.removeprefix(GROUP).partition("-")[0]
+  return owner.isdigit() and not os.path.exists(f"/proc/{owner}")
 
 
 def groups(owner: str) -> list[Path]:

@@ -68,15 +68,23 @@ VERIFIERS: dict[str, Grader] = {
 }
 
 
-def check_name(name: str) -> None:
+def check_known(name: str) -> None:
   """Refuses a verifier that does not exist.
 
   Raises:
-    ValueError: names the verifiers that do; for `code`, says how to get a sandbox where there is
-      none.
+    ValueError: names the verifiers that do.
   """
   if name not in VERIFIERS:
     raise ValueError(f"unknown verifier {name!r}: expected one of {', '.join(sorted(VERIFIERS))}")
+
+
+def check_name(name: str) -> None:
+  """Refuses a verifier that cannot be used here.
+
+  Raises:
+    ValueError: as `check_known`; for `code`, says how to get a sandbox where there is none.
+  """
+  check_known(name)
   if name == "code":
     from fadejax.verify import sandbox
 

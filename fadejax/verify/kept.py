@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from fadejax.verify import walls
 from fadejax.verify.sandbox import Limits, Sandbox
 
 TASKS = 100  # that one judge serves
@@ -42,7 +43,7 @@ def judge(limits: Limits, task: dict[str, Any]) -> Iterator[Sandbox]:
   except BaseException:
     box.kill()
     raise
-  if served + 1 < TASKS and box.cpu_s() < CPU_S:
+  if served + 1 < TASKS and box.cpu_s() < CPU_S and walls.chosen() != "none":
     _kept.append((served + 1, box))
   else:
     box.kill()

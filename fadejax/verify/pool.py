@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from fadejax.verify import walls
 from fadejax.verify.frames import frame, warm_key
 from fadejax.verify.graders import check_name
 from fadejax.verify.process import Executor, Worker, local
@@ -184,8 +185,8 @@ class VerifierPool:
           self._drop(slot)
 
   def _start(self) -> _Slot:
-    limits = [str(self.timeout_s), str(self.memory_mb)]
-    slot = _Slot(self._executor(["-m", "fadejax.verify.worker", *limits, *self.warm]))
+    settings = [str(self.timeout_s), str(self.memory_mb), walls.chosen()]
+    slot = _Slot(self._executor(["-m", "fadejax.verify.worker", *settings, *self.warm]))
     self._slots.append(slot)
     return slot
 

@@ -25,13 +25,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fadejax.verify import cgroup, seccomp
+from fadejax.verify import cgroup, seccomp, walls
 from fadejax.verify.cgroup import Cgroup
 from fadejax.verify.inside import plain
 from fadejax.verify.inside.plain import HEADER
 from fadejax.verify.tree import Tree, children
 
-INSIDE = Path(__file__).resolve().parent / "inside"
 KEYS = 10_000  # entries of the dicts of one message, which may be chosen to collide
 FIRST_UID = 70_000  # of the users that programs run as where the trainer is root: two a process
 UIDS = 100_000
@@ -40,10 +39,6 @@ WALL_FACTOR = 4.0  # wall seconds, in units of the CPU limit, of a program that 
 GRACE_S = 2.0  # wall seconds to start
 NEVER = 10.0  # wall limit whatever the machine does, in units of the other one
 OWNER = "FADEJAX_OWNER"  # in bubblewrap's environment, to tell whose it is; not seen inside
-INSTALL = (
-  "running untrusted programs needs bubblewrap: install the package 'bubblewrap' (Debian, Ubuntu, "
-  "Fedora: apt-get or dnf install bubblewrap), or run `make sandbox`"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,68 +70,24 @@ class Stopped(Exception):
     self.status, self.detail = status, detail
 
 
-def _python() -> tuple[str, list[str]]:
-  """(interpreter as seen inside, arguments that bring it there).
-
-  The one that the environment was made from, without its packages. Outside /usr its folder gets a
-  name of its own, since the way to it may be closed to other users.
-  """
-  executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-  prefix = os.path.realpath(sys.base_prefix)
-  if executable.startswith("/usr/"):
-    return executable, []
-  inside = "/python/" + os.path.relpath(executable, prefix)
-  return inside, ["--ro-bind", prefix, "/python", "--setenv", "LD_LIBRARY_PATH", "/python/lib"]
-
-
-def command(limits: Limits, script: str, filter_fd: int | None) -> list[str]:
-  """The bubblewrap command line around `python script`, without its limits' inner part."""
-  python, bring_python = _python()
-  root = os.geteuid() == 0
-  line = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-  line += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
-  if root:  # keeps only what changing the user takes, which the script does first
-    line += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-  else:
-    line += ["--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
-  line += ["--hostname", "sandbox"]
-  for path in ("/usr", "/lib", "/lib64", "/bin"):
-    if os.path.islink(path):
-      line += ["--symlink", os.readlink(path), path]
-    elif os.path.isdir(path):
-      line += ["--ro-bind", path, path]
-  line += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-  line += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
-  line += [*bring_python, "--ro-bind", str(INSIDE), "/fadejax"]
-  line += ["--proc", "/proc", "--dev", "/dev"]
-  line += ["--perms", "1777", "--size", str(limits.file_mb * 2**20), "--tmpfs", "/tmp"]
-  line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-  for name, value in (("PATH", "/usr/bin:/bin"), ("HOME", "/tmp"), ("LANG", "C.UTF-8"),
-                      ("PYTHONHASHSEED", "0"), ("OMP_NUM_THREADS", "1")):  # fmt: skip
-    line += ["--setenv", name, value]
-  if filter_fd is not None:
-    line += ["--seccomp", str(filter_fd)]
-  if script == "judge":  # out of its children's reach: they can neither stop nor kill it
-    line += ["--as-pid-1"]
-  # As modules, so that the compiled files beside them serve.
-  run = (
-    f"import sys; sys.path.insert(0, '/fadejax'); import {script}; sys.path.pop(0); {script}.main()"
-  )
-  return [*line, "--", python, "-I", "-S", "-B", "-c", run]
+def why_not() -> str:
+  """Why no program can be run here as chosen (`walls.choose`), or ""; tried once in a process."""
+  return _why_not(walls.chosen())
 
 
 @functools.cache
-def why_not() -> str:
-  """Why no sandbox can be had here, or "": tried once in a process."""
+def _why_not(chosen: str) -> str:
   if sys.platform != "linux":
     return "running untrusted programs needs Linux and bubblewrap"
+  if chosen == "none":
+    return ""
   if shutil.which("bwrap") is None:
-    return INSTALL
+    return walls.INSTALL
   known = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
   if "--size" not in known or "--perms" not in known:
     return "running untrusted programs needs bubblewrap 0.7 or newer, which bounds scratch space"
   try:
-    compileall.compile_dir(INSIDE, quiet=2)
+    compileall.compile_dir(walls.INSIDE, quiet=2)
     with Sandbox("candidate", Limits()) as box:
       box.start({"program": "", "form": "calls"})
       reply = box.receive()
@@ -156,6 +107,9 @@ def adopt_orphans() -> None:
   set_child_subreaper = 36
   ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
   cgroup.remove_orphaned()
+  for path in Path(tempfile.gettempdir()).glob(f"{cgroup.GROUP}*-*"):  # of walls "none"
+    if cgroup.orphaned(path):
+      shutil.rmtree(path, ignore_errors=True)
 
 
 class Sandbox:
@@ -173,11 +127,14 @@ class Sandbox:
     owner = os.environ.get(OWNER, str(os.getpid()))
     # A program and its judge at a time: two users, so that neither counts against the other.
     user = FIRST_UID + (2 * os.getpid() + (script == "judge")) % UIDS
-    self._uid = user if os.geteuid() == 0 else 0
+    self._bare = walls.chosen() == "none"
+    self._uid = user if os.geteuid() == 0 and not self._bare else 0
+    mine = f"{cgroup.GROUP}{os.getpid()}-"
+    self._scratch = tempfile.mkdtemp(prefix=mine) if self._bare else "/tmp"
     self._seen: dict[int, float] = {}  # CPU seconds by process, of those that are gone too
     self._before: Tree | None = None  # what it had used when its present task began
     self._cgroup = Cgroup(limits.memory_mb, limits.processes + 8)
-    bpf = seccomp.program()
+    bpf = None if self._bare else seccomp.program()
     with contextlib.ExitStack() as stack:
       handle = None
       if bpf is not None:
@@ -185,19 +142,23 @@ class Sandbox:
         file.write(bpf)
         file.seek(0)
         handle = file.fileno()
+      environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+      line = walls.bubblewrap(script, limits.file_mb, handle)
+      if self._bare:
+        line, environment = walls.bare(script), {**walls.ENVIRONMENT, "HOME": self._scratch}
       try:
         self.process = subprocess.Popen(
-          self._cgroup.around(command(limits, script, handle)),
+          self._cgroup.around(line),
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
           stderr=subprocess.PIPE,  # only the wall's own words: the lock closes it for programs
-          env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), OWNER: owner},
+          env={**environment, OWNER: owner},
           pass_fds=() if handle is None else (handle,),
           start_new_session=True,
           bufsize=0,
         )
       except BaseException:
-        self._cgroup.remove()
+        self._clear()
         raise
     assert self.process.stdin is not None and self.process.stdout is not None
     self._in, self._out = self.process.stdin, self.process.stdout
@@ -218,7 +179,9 @@ class Sandbox:
     """
     give_up = time.monotonic() + 2.0
     while self.process.poll() is None:
-      for child in self._first or children(f"/proc/{self.process.pid}"):
+      # With nothing around it, those that can be found.
+      everybody = [*Tree(self.process.pid).own_cpu_s, *self._cgroup.members()] if self._bare else []
+      for child in everybody or self._first or children(f"/proc/{self.process.pid}"):
         _kill(child)
       if time.monotonic() > give_up:
         _kill(self.process.pid)
@@ -231,7 +194,12 @@ class Sandbox:
       if pipe is not None:
         with contextlib.suppress(OSError):
           pipe.close()
+    self._clear()
+
+  def _clear(self) -> None:
     self._cgroup.remove()
+    if self._bare:
+      shutil.rmtree(self._scratch, ignore_errors=True)
 
   def _wait(self, seconds: float) -> None:
     """Waits for its end; `Popen.wait` would sleep between looks."""
@@ -314,7 +282,9 @@ class Sandbox:
     return {
       "cpu_s": int(own.cpu_s) + 1,
       "memory_mb": 4 * own.memory_mb + 1024,  # of addresses, which are more than memory
-      "processes": own.processes,
+      "processes": 0 if self._bare else own.processes,  # it would count all of this user's
+      "scratch": self._scratch,
+      "die_with_parent": self._bare,
       "file_mb": own.file_mb,
       "files": own.files,
       "stack_mb": 100,

@@ -19,7 +19,7 @@ import threading
 import traceback
 from typing import Any, BinaryIO
 
-from fadejax.verify import graders
+from fadejax.verify import graders, walls
 from fadejax.verify.frames import frame, read_frame, warm_key
 
 
@@ -86,6 +86,7 @@ def main() -> None:
   """Serves requests until stdin ends."""
   stream, answers = _take_channels()
   seconds, memory_mb = float(sys.argv[1]), int(sys.argv[2])
+  walls.choose(sys.argv[3])
   # The parent polls the resident size; this stops one allocation from outrunning its polls.
   space = (memory_mb + 2048) * 2**20
   hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -94,7 +95,7 @@ def main() -> None:
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
   warmed: set[str] = set()
-  for name in sys.argv[3:]:
+  for name in sys.argv[4:]:
     _warm(name, {})
     warmed.add(name)
   threading.Thread(target=_read_requests, args=(stream, requests), daemon=True).start()

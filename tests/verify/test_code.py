@@ -10,13 +10,14 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from fadejax.verify import VerifierPool, cgroup, check_problem, code_tests, kept, sandbox
+from fadejax.verify import VerifierPool, cgroup, check_problem, code_tests, kept, sandbox, walls
 
 pytestmark = pytest.mark.skipif(sandbox.why_not() != "", reason=sandbox.why_not() or "there is one")
 
@@ -677,13 +678,13 @@ def test_tests_as_json_text_and_a_prefix():
 
 def test_without_bubblewrap_code_tasks_refuse_to_start(monkeypatch):
   monkeypatch.setenv("PATH", "/nowhere")
-  sandbox.why_not.cache_clear()
+  sandbox._why_not.cache_clear()
   try:
     reason = check_problem({"verifier": "code", "tests": ADD})
     assert "bubblewrap" in reason and "make sandbox" in reason
   finally:
     monkeypatch.undo()
-    sandbox.why_not.cache_clear()
+    sandbox._why_not.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -936,3 +937,45 @@ def test_a_pool_takes_its_judges_and_control_groups_along():
     worker = pool._slots[0].worker.pid
     assert leftovers()
   assert cgroup.groups(str(worker)) == []
+
+
+# -------------------------------------------------------- no sandbox, where the user says so
+
+
+NO_WALL = [
+  (GOOD, ADD, (1.0, "ok")),
+  ("def add(a, b): return 5", ADD, (0.0, "ok")),
+  ("def add(a, b):\n  while True: pass", {**ADD, "time_limit_s": 0.5}, (0.0, "timeout")),
+  ("def add(a, b): return [bytearray(10**7) for _ in range(10**4)]", {**ADD, "memory_mb": 150},
+   (0.0, "memory")),
+  ("def add(a, b): return Yes()\nclass Yes:\n  def __eq__(self, o): return True", ADD,
+   (0.0, "runtime_error")),
+  ("import os\ndef add(a, b):\n  if os.fork() == 0:\n    import time; time.sleep(60)\n  return a + b",
+   ADD, (1.0, "ok")),
+  ("print(sum(map(int, input().split())))", stdio(("2 3", "5"), ("4 5", "9")), (1.0, "ok")),
+]  # fmt: skip
+
+
+def test_without_a_sandbox_programs_are_judged_all_the_same(monkeypatch):
+  """And bounded; what they start is ended with them. The worker does as this process has chosen."""
+  monkeypatch.setattr(walls, "_chosen", "none")
+  before = set(Path(tempfile.gettempdir()).glob("fadejax-*"))
+  items = [("code", program, {"tests": tests}) for program, tests, _ in NO_WALL]
+  with VerifierPool(workers=1) as pool:
+    verdicts = pool.grade(items)
+    parent = {"function": "f", "calls": [{"args": [], "expected": pool._slots[0].worker.pid}]}
+    assert pool.grade([("code", "import os\nf = os.getppid", {"tests": parent})])[0].reward == 1.0
+  assert [(v.reward, v.status) for v in verdicts] == [wanted for _, _, wanted in NO_WALL]
+  assert set(Path(tempfile.gettempdir()).glob("fadejax-*")) == before
+
+
+def test_no_sandbox_is_chosen_by_its_name(monkeypatch):
+  monkeypatch.setattr(walls, "_chosen", "bubblewrap")
+  with pytest.raises(ValueError, match="'nothing': expected one of bubblewrap, none"):
+    walls.choose("nothing")
+  monkeypatch.setenv("PATH", "/nowhere")
+  sandbox._why_not.cache_clear()
+  assert "bubblewrap" in sandbox.why_not()
+  walls.choose("none")
+  assert sandbox.why_not() == ""
+  sandbox._why_not.cache_clear()

@@ -18,8 +18,9 @@ def close_in(limits):
   """Sets the limits of this process and its children, and gives up root.
 
   Args:
-    limits: {"cpu_s", "memory_mb", "processes", "file_mb", "files", "stack_mb", "uid"}; `uid` is 0
-      where the sandbox is a user namespace.
+    limits: {"cpu_s", "memory_mb", "processes", "file_mb", "files", "stack_mb", "uid", "scratch",
+      "die_with_parent"}; `uid` is 0 where the user stays, `processes` where their number is not
+      bounded here.
   """
   mb = 2**20
   for name, value in (
@@ -32,6 +33,8 @@ def close_in(limits):
     (resource.RLIMIT_MEMLOCK, 0),
     (resource.RLIMIT_MSGQUEUE, 0),
   ):
+    if name == resource.RLIMIT_NPROC and not value:
+      continue
     value = int(value)
     hard = resource.getrlimit(name)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -40,6 +43,8 @@ def close_in(limits):
   stack = limits["stack_mb"] * mb
   if hard == resource.RLIM_INFINITY or stack <= hard:
     resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
+  if limits["die_with_parent"]:
+    _prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
   if limits["uid"]:
     os.setgroups([])
     os.setresgid(limits["uid"], limits["uid"], limits["uid"])
@@ -67,11 +72,15 @@ def take_channel():
 def hide():
   """Closes this process's memory and files to others of its user; False where that cannot be."""
   try:
-    import ctypes
+    return _prctl(4, 0) == 0  # PR_SET_DUMPABLE
   except ImportError:
     return False
-  set_dumpable = 4
-  return ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0) == 0
+
+
+def _prctl(option, value):
+  import ctypes  # takes time
+
+  return ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def add_site_builtins():
@@ -89,5 +98,5 @@ def enter():
   close_in(task["limits"])
   plain.write(answers, {"locked": True})
   add_site_builtins()
-  os.chdir("/tmp")
+  os.chdir(task["limits"]["scratch"])
   return requests, answers, task
