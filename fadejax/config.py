@@ -59,6 +59,8 @@ class RolloutConfig:
   dynamic_sampling: bool = False  # groups whose rewards agree give way to fresh prompts (DAPO)
   max_batches: int = 4  # with it: batches that one step may draw
   when_none: str = "skip"  # skip | stop: what a step does that finds no such group
+  # 1: a batch is sampled while the one before is graded, with parameters one update old
+  staleness: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,8 +79,14 @@ _AT_LEAST: dict[str, tuple[float, bool]] = {
   "log.samples": (0, True),
   "log.head_every": (0, True),
   "rollout.max_batches": (1, True),
+  "rollout.staleness": (0, True),
 }
-_AT_MOST: dict[str, float] = {"rollout.top_p": 1, "evaluation.top_p": 1, "loss.clip_low": 1}
+_AT_MOST: dict[str, float] = {
+  "rollout.top_p": 1,
+  "evaluation.top_p": 1,
+  "loss.clip_low": 1,
+  "rollout.staleness": 1,
+}
 
 
 def _flat(run: RunConfig) -> dict[str, Any]:
@@ -123,6 +129,11 @@ def _check_together(run: RunConfig) -> None:
       f"{run.rollout.group} completions) must be a multiple of loss.minibatches × "
       f"loss.microbatches ({run.loss.minibatches} × {run.loss.microbatches}); their product may be "
       f"{', '.join(map(str, allowed))}"
+    )
+  if run.rollout.staleness and run.rollout.dynamic_sampling:
+    raise ValueError(
+      "config.rollout.staleness: dynamic sampling draws until a step has enough groups, which "
+      "needs their verdicts; set one of staleness and dynamic_sampling"
     )
   for i, extra in enumerate(run.reward.extra):
     _check_extra(extra, f"config.reward.extra[{i}]")

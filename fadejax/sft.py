@@ -100,7 +100,7 @@ def _train(config: RunConfig, workdir: Path, policy: setup.Policy, tasks: list) 
       params, source, init_step = setup.initial_params(config, policy)
       state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
     else:
-      state, _ = checkpoints.restore(start, state)
+      state, _, _ = checkpoints.restore(start, state)
       source, init_step = f"step {start} of {workdir}", workdirs.init_step(workdir)
     workdirs.note(workdir, config, policy.arch, "sft", init_step)
     policy.tokenizer.save(workdir / "tokenizer")

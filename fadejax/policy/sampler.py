@@ -229,11 +229,12 @@ def sample(
   if c > 1:
     unfinished = lambda drawn: (drawn.t < c) & ~drawn.done.all()  # noqa: E731
     drawn = jax.lax.while_loop(unfinished, step, drawn)
+  place = lambda x: layout.constrain(x, *("prompts", "group", None)[: x.ndim])  # noqa: E731
   return RolloutBatch(
     prompts=prompts,
-    tokens=drawn.tokens,
-    lengths=drawn.lengths,
-    truncated=~drawn.done,
-    sampler_logprobs=drawn.logprobs,
-    entropy=drawn.entropy,
+    tokens=place(drawn.tokens),
+    lengths=place(drawn.lengths),
+    truncated=place(~drawn.done),
+    sampler_logprobs=place(drawn.logprobs),
+    entropy=place(drawn.entropy),
   )

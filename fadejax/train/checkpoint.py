@@ -72,7 +72,7 @@ class Checkpoints:
         enable_async_checkpointing=True,
         step_prefix="step",
       ),
-      item_names=("state", "meta"),
+      item_names=("state", "meta", "flight"),
     )
 
   def _score(self, metrics: Mapping[str, float]) -> float:
@@ -80,15 +80,28 @@ class Checkpoints:
     return metrics.get(self._metric, -math.inf)
 
   def save(
-    self, step: int, state: Any, meta: dict[str, Any], metrics: dict[str, float] | None
+    self,
+    step: int,
+    state: Any,
+    meta: dict[str, Any],
+    metrics: dict[str, float] | None,
+    flight: Any = None,
   ) -> None:
-    """Starts a save; returns once the arrays are copied. `metrics` of this step's evaluation."""
+    """Starts a save; returns once the arrays are copied.
+
+    Args:
+      step: updates done.
+      state: the TrainState.
+      meta: what JSON can hold.
+      metrics: of this step's evaluation, where there was one.
+      flight: a RolloutBatch that is sampled and not trained on.
+    """
     known = None if metrics is None or self._metric not in metrics else dict(metrics)
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)),
-      metrics=known,
-    )
+    items: dict[str, Any] = {"state": ocp.args.StandardSave(state)}
+    if flight is not None:
+      items["flight"] = ocp.args.StandardSave(flight)
+    items["meta"] = ocp.args.JsonSave({**meta, "flight": flight is not None})
+    self._manager.save(step, args=ocp.args.Composite(**items), metrics=known)
 
   def latest(self) -> int | None:
     """Step of the newest complete checkpoint."""
@@ -107,8 +120,15 @@ class Checkpoints:
     best = self._manager.best_step()
     return self.latest() if best is None else best
 
-  def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-    """(state, meta) of a step, placed as `like` (arrays or ShapeDtypeStructs with shardings).
+  def restore(
+    self, step: int, like: Any, like_flight: Any = None
+  ) -> tuple[Any, dict[str, Any], Any]:
+    """(state, meta, flight or None) of a step, placed as what they are to be like.
+
+    Args:
+      step: which checkpoint.
+      like: arrays or ShapeDtypeStructs with shardings.
+      like_flight: the same, for a batch in flight.
 
     Raises:
       Damaged: it cannot be read. Any other error (no permission, no memory) says nothing against
@@ -119,12 +139,16 @@ class Checkpoints:
     )
     try:
       restored = self._manager.restore(step, args=args)
+      flight = None
+      if restored["meta"].get("flight"):
+        item = ocp.args.StandardRestore(_abstract(like_flight))
+        flight = self._manager.restore(step, args=ocp.args.Composite(flight=item))["flight"]
     except Exception as error:
       if not _is_damage(error):
         raise
       reason = str(error).splitlines()[0] if str(error) else type(error).__name__
       raise Damaged(f"checkpoint {step} in {self._manager.directory}: {reason[:300]}") from error
-    return restored["state"], restored["meta"]
+    return restored["state"], restored["meta"], flight
 
   def wait(self) -> None:
     """Waits for the save in flight."""

@@ -1,8 +1,7 @@
 """The training loop, top to bottom.
 
-    prompts  = pipeline.batch(draws)            data order: a function of (seed, draw)
-    rollout  = sample(sampler_params, prompts)  a group of completions a prompt
-    graded   = grade(rollout)                   verdicts from the pool, as rewards
+    batch    = batches.draw(draws, params)      prompts: a function of (seed, draw); a group of
+                                                completions each; verdicts from the pool
     state    = update(state, rollout, rewards)  averages, α and δ, weights, one step
     on cadence: evaluation, checkpoint; always: one row of metrics
 
@@ -16,7 +15,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,12 @@ from fadejax.arrays import RolloutBatch
 from fadejax.config import RunConfig, to_json
 from fadejax.data.pipeline import Pipeline
 from fadejax.policy import model
-from fadejax.policy.sampler import SamplerConfig, sample
+from fadejax.policy.sampler import SamplerConfig
 from fadejax.train import diagnostics, plan, refill, setup, supervised, tracing
 from fadejax.train import rollout as rollouts
 from fadejax.train import step as step_of
 from fadejax.train import workdir as workdirs
+from fadejax.train.batches import Batch, Batches, Flight, abstract_rollout
 from fadejax.train.checkpoint import (
   Checkpoints,
   Damaged,
@@ -42,7 +42,7 @@ from fadejax.train.checkpoint import (
   saved_steps,
 )
 from fadejax.train.evaluation import evaluate
-from fadejax.train.metrics import Writers, open_writers, write_atomically
+from fadejax.train.metrics import Clock, Writers, open_writers, write_atomically
 from fadejax.train.progress import Progress
 from fadejax.train.step import Extras, Tally, TrainState, UpdateSettings, init_state, make_update
 from fadejax.verify import VerifierPool
@@ -60,19 +60,6 @@ class Outcome:
   before: dict[str, float] | None  # evaluation metrics at the start, where there was one
   after: dict[str, float] | None
   exported: Path | None
-
-
-class _Clock:
-  """Seconds by phase, for one step's row."""
-
-  def __init__(self) -> None:
-    self.row: dict[str, float] = {}
-
-  @contextlib.contextmanager
-  def __call__(self, phase: str) -> Iterator[None]:
-    start, key = time.perf_counter(), f"time/{phase}"
-    yield
-    self.row[key] = self.row.get(key, 0.0) + time.perf_counter() - start
 
 
 def train(
@@ -120,6 +107,7 @@ class _Run:
   shown: Callable[[int], RolloutBatch] | None  # demonstrations of a step, for parallel averaging
   init_step: int | None  # the checkpoint of `init_from` that it began with
   draws: int = 0  # prompts drawn so far
+  flight: Flight | None = None  # with staleness: drawn and not trained on yet
   barren: int = 0  # steps in a row in which dynamic sampling found nothing
   skipped: int = 0  # updates left out in a row
   save_seconds: float = 0.0  # what the last step's save held the loop up
@@ -192,10 +180,15 @@ class _Run:
     stack.callback(tracing.stop, self.workdir / "profile")
     checkpoints = Checkpoints(self.workdir / "checkpoints", config.checkpoint)
     stack.callback(checkpoints.close)
-    start = self.restore(checkpoints)
+    start, sampled = self.restore(checkpoints)
     workdirs.note(self.workdir, config, self.policy.arch, "train", self.init_step)
     self.policy.tokenizer.save(self.workdir / "tokenizer")
-    pool = stack.enter_context(setup.build_pool(config, self.tasks))
+    pool = setup.build_pool(config, self.tasks)
+    batches = Batches(config, self.policy, self.pipeline, self.sampler, pool)
+    stack.callback(batches.close)
+    stack.enter_context(pool)
+    if sampled is not None:
+      self.flight = batches.relaunch(self.draws - config.rollout.prompts, sampled)
     writers = stack.enter_context(
       open_writers(
         self.workdir,
@@ -216,19 +209,19 @@ class _Run:
     bar = stack.enter_context(Progress(config.steps, first)) if config.log.progress else None
     for step in range(first + 1, config.steps + 1):
       with tracing.traced(profile, step, self.workdir / "profile"):
-        row = self.one_step(step, pool, writers, checkpoints)
+        row = self.one_step(step, batches, writers, checkpoints)
       if bar is not None:
         bar.update(row)
     return self.finish(checkpoints, pool)
 
   def one_step(
-    self, step: int, pool: VerifierPool, writers: Writers, checkpoints: Checkpoints
+    self, step: int, batches: Batches, writers: Writers, checkpoints: Checkpoints
   ) -> dict[str, Any]:
     """Draw, sample, grade, update; then evaluation, checkpoint and row, where they are due."""
-    clock, started = _Clock(), time.perf_counter()
+    clock, started = Clock(), time.perf_counter()
     redrawn = self.pipeline.redrawn
     try:
-      batch, tally, row = self.rollout(step, pool, clock)
+      batch, tally, row = self.rollout(step, batches, clock)
     except RunStopped:
       self.save_stopped(checkpoints, step - 1)
       raise
@@ -256,14 +249,13 @@ class _Run:
       )
       writers.samples(shown_rows)
     with clock("eval"):
-      report = self.evaluate_if_due(pool, step)
+      report = self.evaluate_if_due(batches.pool, step)
     if report is not None:
       row |= {f"eval/{k}": v for k, v in report["metrics"].items()}
     clock.row["time/step"] = time.perf_counter() - started
-    row |= clock.row | {
-      "tokens_per_s": row["tokens"] / clock.row["time/rollout"],
-      "time/save": self.save_seconds,
-    }
+    row |= clock.row | {"time/save": self.save_seconds}
+    if "time/rollout" in row:  # the last step samples nothing where batches are a step ahead
+      row["tokens_per_s"] = row["tokens"] / row["time/rollout"]
     # The row comes before the save: a run killed in between repeats the step, and loses no row.
     writers.row(row)
     with clock("save"):
@@ -272,20 +264,23 @@ class _Run:
     return row
 
   def rollout(
-    self, step: int, pool: VerifierPool, clock: _Clock
-  ) -> tuple[refill.Batch, Tally | None, dict[str, Any]]:
+    self, step: int, batches: Batches, clock: Clock
+  ) -> tuple[Batch, Tally | None, dict[str, Any]]:
     """What the step trains on, the tally of all that was drawn, and the row's part of it."""
+    if self.config.rollout.staleness:
+      batch = self.stale_batch(step, batches, clock)
+      return batch, None, _row_of([batch])
     r, drawn = self.config.rollout, []
     with clock("rollout"):
       params = self.to_sampler(self.state.params)  # cast and resharded once a step
 
-    def draw_batch(first: int) -> refill.Batch:
-      batch = self.draw_batch(first, params, pool, clock)
+    def draw_batch(first: int) -> Batch:
+      batch = batches.draw(first, params, clock)
       _stop_if_ungraded(batch.graded, step)
       drawn.append(batch)
       return batch
 
-    def measure(batch: refill.Batch) -> Tally:
+    def measure(batch: Batch) -> Tally:
       rewards = setup.place_rewards(batch.graded.rewards, self.policy.train_layout)
       return _tally(batch.rollout, rewards)
 
@@ -305,33 +300,26 @@ class _Run:
     else:
       batch, tally = draw_batch(self.draws), None
     self.draws += r.prompts * len(drawn)
-    row |= rollouts.verdict_shares([v for b in drawn for v in b.graded.verdicts])
-    row |= rollouts.extra_means([b.graded for b in drawn])
-    row |= rollouts.task_solve_rates(
-      [b.graded.rewards for b in drawn], [p for b in drawn for p in b.problems]
-    )
-    return batch, tally, row
+    return batch, tally, row | _row_of(drawn)
 
-  def draw_batch(
-    self, first: int, params: model.Params, pool: VerifierPool, clock: _Clock
-  ) -> refill.Batch:
-    """Samples and grades the prompts that start at draw `first`."""
-    with clock("data"):
-      batch = self.pipeline.batch(first)
-      prompts = setup.place_prompts(batch, self.policy.sample_layout)
-    with clock("rollout"):
-      rollout = sample(
-        params,
-        prompts,
-        jax.random.key(self.config.seed),
-        arch=self.policy.arch,
-        config=self.sampler,
-        layout=self.policy.sample_layout,
-      )
-      host = rollouts.to_host(rollout)
-    with clock("grade"):
-      graded = rollouts.grade(host, batch.problems, self.policy.tokenizer, pool, self.config.reward)
-    return refill.Batch(rollout, host, batch.problems, graded)
+  def stale_batch(self, step: int, batches: Batches, clock: Clock) -> Batch:
+    """The batch in flight; the next one is sampled while it is graded, before its update.
+
+    Nothing of the run changes where it cannot be trained on: a checkpoint then holds it still.
+    """
+    flight, drawn, each = self.flight, self.draws, self.config.rollout.prompts
+    ahead = None
+    if flight is None or step < self.config.steps:
+      with clock("rollout"):
+        params = self.to_sampler(self.state.params)
+      if flight is None:
+        flight, drawn = batches.launch(drawn, params, clock), drawn + each
+      if step < self.config.steps:
+        ahead, drawn = batches.launch(drawn, params, clock), drawn + each
+    batch = batches.land(flight, clock)
+    _stop_if_ungraded(batch.graded, step)
+    self.flight, self.draws = ahead, drawn
+    return batch
 
   def head_diagnostics(self, step: int) -> dict[str, float]:
     """Rank-one share of the head's change since the start, every `log.head_every` steps."""
@@ -362,7 +350,7 @@ class _Run:
     """The row of step 0: the evaluation before training."""
     if not self.config.evaluation.at_start:
       return
-    clock = _Clock()
+    clock = Clock()
     with clock("eval"):
       report = self.evaluate(pool, 0)
     metrics = {f"eval/{k}": v for k, v in report["metrics"].items()}
@@ -372,25 +360,27 @@ class _Run:
     """Starts an asynchronous save on cadence and after the last step."""
     every = self.config.checkpoint.every
     if step == self.config.steps or (every and step % every == 0):
-      checkpoints.save(step, self.state, self.meta(), report["metrics"] if report else None)
+      self.save(checkpoints, step, report["metrics"] if report else None)
 
   def save_stopped(self, checkpoints: Checkpoints, step: int) -> None:
     """Saves what the steps before a stop have learned."""
     if step > 0 and checkpoints.latest() != step:
-      checkpoints.save(step, self.state, self.meta(), None)
+      self.save(checkpoints, step, None)
       print(f"step {step} saved", flush=True)
 
-  def meta(self) -> dict[str, Any]:
-    """What a checkpoint holds besides the state."""
-    counts = {"skipped": self.skipped, "barren": self.barren}
-    return {"draws": self.draws, "seed": self.config.seed, **counts}
+  def save(self, checkpoints: Checkpoints, step: int, metrics: dict[str, float] | None) -> None:
+    """The state, what is counted, and the batch in flight."""
+    meta = {"draws": self.draws, "seed": self.config.seed, "skipped": self.skipped}
+    sampled = self.flight.sampled.rollout if self.flight else None
+    checkpoints.save(step, self.state, meta | {"barren": self.barren}, metrics, sampled)
 
-  def restore(self, checkpoints: Checkpoints) -> int | None:
-    """Takes up the newest complete checkpoint; returns its step, or None."""
+  def restore(self, checkpoints: Checkpoints) -> tuple[int | None, RolloutBatch | None]:
+    """Takes up the newest complete checkpoint: (its step, or None; the batch in flight)."""
     damaged = []
+    like = abstract_rollout(self.config, self.policy.sample_layout)
     while (step := checkpoints.latest()) is not None:
       try:
-        self.state, meta = checkpoints.restore(step, self.state)
+        self.state, meta, sampled = checkpoints.restore(step, self.state, like)
         break
       except Damaged as error:
         aside = checkpoints.set_aside(step)
@@ -406,12 +396,12 @@ class _Run:
           f"no checkpoint of {self.workdir} can be read; nothing was changed but their names "
           f"({', '.join(damaged)} in checkpoints/). Take another --workdir to start again."
         )
-      return None
+      return None, None
     if int(self.state.step) != step:
       raise ValueError(f"checkpoint {step} in {self.workdir} holds step {int(self.state.step)}")
     self.draws, self.skipped, self.barren = meta["draws"], meta["skipped"], meta["barren"]
     print(f"resuming {self.workdir} from step {step}, {self.draws} prompts drawn", flush=True)
-    return step
+    return step, sampled
 
   def stop_if_skipping(self, row: dict[str, Any]) -> None:
     """Counts updates that were not finite; stops the run after too many in a row."""
@@ -474,6 +464,15 @@ def _stop_if_ungraded(graded: rollouts.Graded, step: int) -> None:
 
 
 _tally = jax.jit(step_of.tally)
+
+
+def _row_of(drawn: list[Batch]) -> dict[str, Any]:
+  """The row's part that comes from verdicts."""
+  row: dict[str, Any] = rollouts.verdict_shares([v for b in drawn for v in b.graded.verdicts])
+  row |= rollouts.extra_means([b.graded for b in drawn])
+  return row | rollouts.task_solve_rates(
+    [b.graded.rewards for b in drawn], [p for b in drawn for p in b.problems]
+  )
 
 
 def _ratios(row: dict[str, Any]) -> dict[str, Any]:

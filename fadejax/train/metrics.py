@@ -11,6 +11,7 @@ and with wandb `wandb/` and `wandb_run_id.txt`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -82,6 +83,7 @@ KNOWN_METRICS: Mapping[str, str] = {
   "time/data": "seconds",
   "time/rollout": "seconds",
   "time/grade": "seconds",
+  "time/grade_wait": "seconds",
   "time/update": "seconds",
   "time/eval": "seconds",
   "time/save": "seconds",
@@ -101,6 +103,7 @@ TIME_FIELDS = (
   "time/data",
   "time/rollout",
   "time/grade",
+  "time/grade_wait",
   "time/update",
   "time/eval",
   "time/save",
@@ -111,6 +114,24 @@ METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 TENSORBOARD_DIR = "tensorboard"
 WANDB_ID_FILE = "wandb_run_id.txt"
+
+
+class Clock:
+  """Seconds by phase, for one step's row."""
+
+  def __init__(self) -> None:
+    self.row: dict[str, float] = {}
+
+  def add(self, phase: str, seconds: float) -> None:
+    """Seconds more of a phase."""
+    key = f"time/{phase}"
+    self.row[key] = self.row.get(key, 0.0) + seconds
+
+  @contextlib.contextmanager
+  def __call__(self, phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    self.add(phase, time.perf_counter() - start)
 
 
 def unknown_keys(row: Mapping[str, Any]) -> list[str]:

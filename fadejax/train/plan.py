@@ -90,7 +90,8 @@ def show(
     f"policy       {model.count_params(arch):,} parameters from {source}; {config.model.dtype}",
     f"step         {r.prompts} prompts × {r.group} completions, S = {r.max_prompt_length}, "
     f"C = {r.max_completion_length}; {config.loss.minibatches} minibatch(es) × "
-    f"{config.loss.microbatches} micro-batch(es); {config.steps} steps",
+    f"{config.loss.microbatches} micro-batch(es); {config.steps} steps"
+    + (", sampled one update ahead" if r.staleness else ""),
     f"weight       {config.policy_weight.name} {config.policy_weight.settings() or ''}".rstrip(),
     *_fade_line(config),
     *(f"task         {_task_line(config, tasks, i)}" for i in range(len(tasks))),
@@ -103,6 +104,9 @@ def show(
     *(f"note         {line}" for line in policy.train_layout.replicated(axes, shapes)),
     f"cache        compiled programs in {cache}",
   ]
+  if r.staleness and not config.loss.importance_cap and config.loss.old_logprobs != "sampler":
+    lines.append("warning      rollout.staleness = 1 without loss.importance_cap: batches are "
+                 "sampled by parameters one update old, and nothing corrects for it")  # fmt: skip
   if r.top_k or r.top_p < 1:
     lines.append("warning      top-k or top-p while training: log-probs are of the unfiltered "
                  "distribution, so the ratio is biased")  # fmt: skip

@@ -18,19 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fadejax.algorithm.weights import EQUAL_SPREAD, SUCCESS
-from fadejax.arrays import RewardBatch, RolloutBatch
+from fadejax.arrays import RewardBatch
+from fadejax.train.batches import Batch
 from fadejax.train.rollout import Graded
 from fadejax.train.step import Tally
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-  """A rollout batch on the devices and on the host, its problems, and their verdicts."""
-
-  rollout: RolloutBatch
-  host: RolloutBatch
-  problems: tuple[dict[str, Any], ...]
-  graded: Graded
 
 
 @dataclasses.dataclass(frozen=True)

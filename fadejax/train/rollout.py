@@ -30,6 +30,21 @@ class Graded:
   extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name → f32[P, G]
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """What the graders are given for a rollout.
+
+  Attributes:
+    texts: of every completion, row-major.
+    items: (verifier, text, record) for `VerifierPool.grade`.
+    where: (verifier's index, completion's index) of every item; index 0 is the problem's own.
+  """
+
+  texts: list[str]
+  items: list[tuple[str, str, dict[str, Any]]]
+  where: list[tuple[int, int]]
+
+
 def grade(
   rollout: RolloutBatch,
   problems: Sequence[dict[str, Any]],
@@ -37,23 +52,30 @@ def grade(
   pool: VerifierPool,
   config: RewardConfig,
 ) -> Graded:
-  """Decodes a rollout and has it graded.
+  """Decodes a rollout and has it graded: `ask`, the pool, `reward`."""
+  asked = ask(rollout, problems, tokenizer, config)
+  return reward(asked, pool.grade(asked.items), rollout, config)
 
-  A group with a `grader_error` is invalid as a whole, one of an extra verifier's too. With
-  `require_end` a truncated completion earns 0 and is not sent to a grader.
+
+def ask(
+  rollout: RolloutBatch,
+  problems: Sequence[dict[str, Any]],
+  tokenizer: Tokenizer,
+  config: RewardConfig,
+) -> Asked:
+  """Decodes a rollout.
+
+  With `require_end` a truncated completion earns 0 and is not sent to a grader.
 
   Args:
     rollout: on the host (NumPy leaves).
-    problems: one record a prompt; fewer than P where the batch is padded: the rest is
-      graded as invalid, and never sent.
+    problems: one record a prompt; fewer than P where the batch is padded: the rest is never sent.
     tokenizer: turns sampled ids into text; ids are never encoded again.
-    pool: the graders.
     config: from verdict to reward.
   """
-  p, g, c = rollout.tokens.shape
+  g = rollout.tokens.shape[1]
   texts, items, where = [], [], []
   kinds: tuple[dict[str, Any], ...] = ({}, *config.extra)  # the problem's own verifier, and more
-  verdicts = [[TRUNCATED] * (len(problems) * g) for _ in kinds]
   for i, problem in enumerate(problems):
     for j in range(g):
       # The stop token is no part of the answer.
@@ -64,11 +86,31 @@ def grade(
           record = {**problem, **fields} if fields else problem
           items.append((record["verifier"], texts[-1], record))
           where.append((kind, i * g + j))
-  for (kind, index), verdict in zip(where, pool.grade(items), strict=True):
+  return Asked(texts, items, where)
+
+
+def reward(
+  asked: Asked, answers: Sequence[Verdict], rollout: RolloutBatch, config: RewardConfig
+) -> Graded:
+  """From the graders' verdicts to rewards.
+
+  A group with a `grader_error` is invalid as a whole, one of an extra verifier's too; so is one
+  without a problem.
+
+  Args:
+    asked: what the graders were given.
+    answers: their verdicts, one an item.
+    rollout: on the host.
+    config: from verdict to reward.
+  """
+  p, g, c = rollout.tokens.shape
+  kinds = 1 + len(config.extra)
+  verdicts = [[TRUNCATED] * len(asked.texts) for _ in range(kinds)]
+  for (kind, index), verdict in zip(asked.where, answers, strict=True):
     verdicts[kind][index] = verdict
-  scores = np.zeros((len(kinds), p, g), np.float32)
+  scores = np.zeros((kinds, p, g), np.float32)
   valid = np.zeros(p, bool)
-  for i in range(len(problems)):
+  for i in range(len(asked.texts) // g):
     groups = [of_kind[i * g : (i + 1) * g] for of_kind in verdicts]
     valid[i] = all(v.reward is not None for group in groups for v in group)
     if valid[i]:
@@ -80,7 +122,7 @@ def grade(
     shaping = shaping + np.float32(fields["weight"]) * score
   rewards = RewardBatch(scores[0], shaping, valid)  # type: ignore[arg-type]
   extra = {extra_name(f): score for f, score in zip(config.extra, scores[1:], strict=True)}
-  return Graded(texts, verdicts[0], rewards, extra)
+  return Graded(asked.texts, verdicts[0], rewards, extra)
 
 
 def to_host(rollout: RolloutBatch) -> RolloutBatch:

@@ -147,9 +147,9 @@ class VerifierPool:
     self.close()
 
   def close(self) -> None:
-    """Kills and reaps every worker. Idempotent; waits for a `grade` in another thread."""
+    """Kills and reaps every worker. Idempotent; a `grade` in another thread raises ValueError."""
+    self._closed = True
     with self._lock:
-      self._closed = True
       self._finalizer()
 
   def grade(self, items: Sequence[Item]) -> list[Verdict]:
@@ -208,6 +208,8 @@ class _Run:
   def finish(self) -> list[Verdict]:
     """Runs until every item has its verdict."""
     while self.pending or self.lonely or self.running:
+      if self.pool._closed:  # by another thread
+        raise ValueError("the VerifierPool was closed")
       self._assign()
       busy = list(self.running)
       poller = select.poll()  # select() cannot hold descriptors over 1023

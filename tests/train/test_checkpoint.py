@@ -31,9 +31,9 @@ def test_newest_and_best_are_kept(tmp_path):
   checkpoints.wait()
   assert steps_in(tmp_path) == [2, 4, 5]
   assert (checkpoints.latest(), checkpoints.best()) == (5, 2)
-  restored, meta = checkpoints.restore(2, state(0))
+  restored, meta, flight = checkpoints.restore(2, state(0))
   np.testing.assert_array_equal(restored["params"]["w"], np.arange(8.0) + 2)
-  assert int(restored["step"]) == 2 and meta == {"draws": 20}
+  assert int(restored["step"]) == 2 and meta == {"draws": 20, "flight": False} and flight is None
   checkpoints.close()
 
 
@@ -89,13 +89,13 @@ def test_whatever_is_missing_is_noticed_or_not_needed(tmp_path, how):
       (copy / name).write_bytes(content[: len(content) // 2 if how == "short" else 0])
     again = Checkpoints(copy, CheckpointConfig())
     try:
-      restored, meta = again.restore(1, state(0))
+      restored, meta, _ = again.restore(1, state(0))
     except Damaged as error:
       damaged.append(name)
       assert "checkpoint 1 in" in str(error)
     else:
       np.testing.assert_array_equal(restored["params"]["w"], np.arange(8.0) + 1)
-      assert meta == {"draws": 7}
+      assert meta == {"draws": 7, "flight": False}
     again.close()
   # The index of the data, what it says of the tree, and the draw count at least.
   assert len(damaged) >= 3 and any("meta/" in name for name in damaged)
