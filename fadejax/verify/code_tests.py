@@ -175,8 +175,8 @@ def _limits(problem: dict[str, Any], tests: dict[str, Any]) -> Limits:
       cpu_s=float(tests.get("time_limit_s", limits.cpu_s)),
       memory_mb=int(tests.get("memory_mb", limits.memory_mb)),
     )
-  except (TypeError, ValueError) as error:
-    raise ProblemError(f"{_where(problem)}: {error}") from error
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ProblemError(f"{_where(problem)}: time_limit_s, memory_mb: {error}") from error
 
 
 def code(completion: str, problem: dict[str, Any]) -> Verdict:

@@ -17,6 +17,7 @@ from fadejax.verify.math_text import normalise
 
 SOURCE_LIMIT = 120  # characters
 TOKENS = re.compile(r"\\[A-Za-z]+|\bd[a-z]\b|[0-9]|[A-Za-z]|[-+*/^=<>!|,_]")
+DIFFERENTIAL = re.compile("d[a-z]")
 SPACING = frozenset(
   {r"\left", r"\right", r"\displaystyle", r"\limits", r"\cdot", r"\times", r"\quad", r"\qquad"}
 )
@@ -73,7 +74,11 @@ def _total(source: str, parsed: list[Any]) -> bool:
   for match in TOKENS.finditer(source):
     if match.group() in SPACING:
       continue
-    rest = f"{source[: match.start()]} {source[match.end() :]}"
+    # math-verify assumes dx where there is none: of a differential, another must change the parse.
+    other = (
+      "" if not DIFFERENTIAL.fullmatch(match.group()) else "dw" if match.group() != "dw" else "dv"
+    )
+    rest = f"{source[: match.start()]} {other} {source[match.end() :]}"
     if _parse(rest) == parsed:
       return False
   return True

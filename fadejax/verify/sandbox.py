@@ -54,8 +54,8 @@ class Limits:
 
   def __post_init__(self) -> None:
     for field, value in dataclasses.asdict(self).items():
-      if not value > 0:
-        raise ValueError(f"sandbox limit {field} must be above 0, got {value!r}")
+      if not 0 < value <= 1e9:
+        raise ValueError(f"sandbox limit {field} must be above 0 and at most 1e9, got {value!r}")
 
 
 class SandboxError(RuntimeError):

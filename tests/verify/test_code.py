@@ -639,6 +639,8 @@ def test_programs_do_not_see_each_other():
     ({"asserts": ["assert isclose(area(2), 12.5)"]}, "['area', 'isclose'] that neither"),
     ({"asserts": ["assert f(1)"], "functions": "f"}, "must be a list of names"),
     ({"asserts": ["assert f(1)"], "time_limit_s": -1}, "must be above 0"),
+    ({"asserts": ["assert f(1)"], "time_limit_s": 1e300}, "at most 1e9"),
+    ({"asserts": ["assert f(1)"], "memory_mb": "x"}, "memory_mb: invalid literal"),
     ({"calls": [{"args": 5, "expected": 1}], "function": "f"}, "args must be a list"),
     ({"calls": [{"args": [5], "expected": 1}], "function": "f", "float_tol": "x"}, "float_tol"),
     ({"asserts": ["assert 1"], "calls": []}, "one of asserts"),

@@ -194,7 +194,10 @@ def test_rational_arithmetic_against_fractions():
 def test_math_verify_proposes_only_for_golds_beyond_the_grammar():
   r"""Its proposal counts when both parses are total: it reads 1.5 out of "1.5 \foo"."""
   assert math_fallback.accepts(r"\sum_{k=1}^{n} k^2", r"\frac{n(n+1)(2n+1)}{6}")
-  assert math_fallback.accepts(r"\int_0^1 x\,dx", r"\int_0^1 x dx") is False  # "," is dropped
+  assert math_fallback.accepts(r"\int_0^1 x\,dx", r"\int_0^1 x dx")
+  assert math_fallback.accepts(r"\int_0^{4} x dx", "8")
+  assert not math_fallback.accepts(r"\int_0^{4} x dx", "9")
+  assert not math_fallback.accepts(r"\int_0^{4} t dx dt", "8")  # one of the two is not read
   assert not math_fallback.accepts(r"\sum_{k=1}^{n} k^2", r"\sum_{k=1}^{n} k^3")
   assert not math_fallback.accepts(r"\sum_{k=1}^{3} k", "9^{9^{9^9}}")
   assert not math_fallback.accepts(r"\sum_{k=1}^{3} k", "999999999!")
