@@ -118,6 +118,27 @@ def test_stops_flags_and_padding(llama, layout):
   assert 10 < ended < 4 * 64
 
 
+@pytest.mark.parametrize(
+  ("said", "stops", "mask", "truncated"),
+  [
+    ([5, 6, 2, 9, 9], (2,), [1, 1, 1, 0, 0], False),  # C124: the stop token itself is trained on
+    ([5, 6, 7, 8, 9], (2,), [1, 1, 1, 1, 1], True),  # C126: the last token is what was sampled
+    ([5, 7, 2, 9, 9], (2, 7), [1, 1, 0, 0, 0], False),  # C127: either of two stop tokens ends it
+  ],
+)
+def test_handed_ends_of_completions(llama, said, stops, mask, truncated):
+  arch, _ = llama
+  config = dataclasses.replace(CONFIG, group=1, max_completion_length=5, stop_ids=stops, pad_id=0)
+  drawn = sampler._nothing_drawn(arch, config, 1)
+  for token in said:  # all but certain to be drawn
+    logits = 50.0 * jax.nn.one_hot(jnp.full((1, 1), token), arch.vocab_size)
+    drawn = sampler._draw(config, drawn, logits, jnp.full((1, 1), 0.5))
+  ours = losses.token_mask(drawn.lengths, 5)[0, 0]
+  assert ours.astype(int).tolist() == mask and bool(~drawn.done[0, 0]) == truncated
+  kept = [token if kept else 0 for token, kept in zip(said, mask, strict=True)]
+  assert drawn.tokens[0, 0].tolist() == kept
+
+
 def test_early_exit_changes_nothing(llama, layout):
   """With every token a stop, the loop ends after one; a longer limit gives the same."""
   every = tuple(range(31))

@@ -9,7 +9,7 @@ from fadejax.arrays import PromptBatch, RolloutBatch
 from fadejax.config import RewardConfig
 from fadejax.data.tokenizer import characters
 from fadejax.train import rollout as rollouts
-from fadejax.verify import Verdict
+from fadejax.verify import Verdict, VerifierPool
 
 TOKENS = characters("0123456789+= ")
 EOS = TOKENS.stop_ids[0]
@@ -65,6 +65,17 @@ def test_text_ends_before_the_stop_token_and_rewards_follow_verdicts():
     "solve_rate/t0": 0.5,
     "solve_rate/t1": 0.5,
   }
+
+
+def test_texts_without_an_answer_are_reported_apart_from_wrong_ones():
+  """Handed case C136: a base model's ways of giving 18, one without any answer, one wrong."""
+  texts = ["The total is 18.", "#### 18", r"\boxed{18}", "I am not sure.", r"\boxed{81}"]
+  items = [("math", text, {"answer": "18"}) for text in texts]
+  with VerifierPool(workers=1) as pool:
+    verdicts = pool.grade(items)
+  assert [v.reward for v in verdicts] == [1.0, 1.0, 1.0, 0.0, 0.0]
+  shares = rollouts.verdict_shares(verdicts)
+  assert shares["verdict/no_answer"] == 0.2 and shares["verdict/ok"] == 0.8
 
 
 def test_a_truncated_completion_can_be_worth_nothing():
