@@ -22,6 +22,7 @@ from fadejax.algorithm.fade import FadeConfig
 from fadejax.config_check import check
 from fadejax.data.records import TaskConfig
 from fadejax.data.tasks import TASKS
+from fadejax.policy.lora import LoraConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +216,7 @@ class RunConfig:
   task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
   mixture: tuple[dict[str, Any], ...] = ()  # tasks, each the fields that differ from `task`
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
   rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)

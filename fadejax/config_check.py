@@ -135,6 +135,8 @@ def _check_together(run: RunConfig) -> None:
       "config.rollout.staleness: dynamic sampling draws until a step has enough groups, which "
       "needs their verdicts; set one of staleness and dynamic_sampling"
     )
+  if run.lora.rank and run.log.head_every:
+    raise ValueError("config.log.head_every: with lora.rank the head does not change")
   for i, extra in enumerate(run.reward.extra):
     _check_extra(extra, f"config.reward.extra[{i}]")
   names = [extra_name(extra) for extra in run.reward.extra]

@@ -24,8 +24,7 @@ from fadejax.algorithm import passk
 from fadejax.config import RunConfig, resolve
 from fadejax.data import tokenizer as tokenizers
 from fadejax.data.records import TaskConfig
-from fadejax.train import setup
-from fadejax.train.checkpoint import restore_params
+from fadejax.train import ends, setup
 from fadejax.train.evaluation import evaluate
 from fadejax.train.metrics import write_atomically
 from fadejax.train.workdir import read_architecture, read_config
@@ -53,11 +52,10 @@ def run_evaluation(config: RunConfig, checkpoint: str, step: int | None) -> dict
   if checkpoint:
     arch = read_architecture(Path(checkpoint))
     policy = setup.build_policy(config, tokenizers.load(Path(checkpoint) / "tokenizer"), arch)
-    like = policy.abstract_params(policy.train_layout)
-    params = restore_params(Path(checkpoint) / "checkpoints", like, step)
+    params = ends.run_params(Path(checkpoint), policy, step)
   else:
     policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
-    params = setup.initial_params(config, policy).params
+    params = ends.initial_params(config, policy).params
   params = setup.to_sampler(policy, config.model.dtype)(params)
   with setup.precision(config), setup.build_pool(config, tasks) as pool:
     report = evaluate(policy, params, tasks, pool, config)

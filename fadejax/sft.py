@@ -23,7 +23,7 @@ from fadejax import command
 from fadejax.arrays import RolloutBatch
 from fadejax.config import RolloutConfig, RunConfig, resolve, to_json
 from fadejax.policy import model, sharding
-from fadejax.train import setup, supervised
+from fadejax.train import ends, setup, supervised
 from fadejax.train import workdir as workdirs
 from fadejax.train.checkpoint import Checkpoints
 from fadejax.train.evaluation import evaluate
@@ -57,6 +57,8 @@ def run_sft(config: RunConfig, workdir: Path) -> dict[str, float]:
   Raises:
     ValueError: a task without demonstrations, or as `fadejax.train` does.
   """
+  if config.lora.rank:
+    raise ValueError("config.lora: supervised warm-up trains all parameters; set lora.rank to 0")
   setup.enable_compilation_cache(config.compilation_cache)
   tasks = setup.build_tasks(config)
   policy = setup.build_policy(config, setup.build_tokenizer(config, tasks))
@@ -97,7 +99,7 @@ def _train(config: RunConfig, workdir: Path, policy: setup.Policy, tasks: list) 
   ):
     start = checkpoints.latest()
     if start is None:
-      params, source, init_step = setup.initial_params(config, policy)
+      params, source, init_step = ends.initial_params(config, policy)
       state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
     else:
       state, _, _ = checkpoints.restore(start, state)

@@ -8,16 +8,19 @@ layers. So a part of ours is a part of theirs, and a device's part is all that i
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import save_file
 
 from fadejax.policy.hf_config import config_json, read_architecture, read_config
+from fadejax.policy.lora import LoraConfig
 from fadejax.policy.model import Architecture, Params, abstract_params, logical_axes
 from fadejax.policy.sharding import Layout
 from fadejax.policy.tensor_files import (
@@ -248,3 +251,45 @@ def save_params(
       yield _to_stored(np.asarray(value if layer is None else value[layer]), _groups(path))
 
   return write_tensors(Path(directory), shapes, arrays(), dtype, file_bytes)
+
+
+def save_adapters(
+  directory: str | Path,
+  arch: Architecture,
+  adapters: Params,
+  config: LoraConfig,
+  source: Mapping[str, Any] | None = None,
+) -> None:
+  """Writes adapters as the library PEFT has them: adapter_config.json, adapter_model.safetensors.
+
+  Args:
+    directory: is made.
+    arch: the architecture.
+    adapters: of `lora.py`, on this process's devices.
+    config: their rank and scale.
+    source: the config.json of the model below them, for its name.
+  """
+  directory = Path(directory)
+  directory.mkdir(parents=True, exist_ok=True)
+  tensors = {}
+  for name, own in adapters.items():
+    module = _LAYER[name][0].removesuffix(".weight")
+    for layer in range(arch.layers):
+      a, b = (np.asarray(own[key][layer], np.float32) for key in ("a", "b"))
+      where = f"base_model.model.model.layers.{layer}.{module}"
+      tensors[f"{where}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, config.rank).T)
+      tensors[f"{where}.lora_B.weight"] = np.ascontiguousarray(b.reshape(config.rank, -1).T)
+  save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+  facts = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "base_model_name_or_path": (source or {}).get("_name_or_path"),
+    "r": config.rank,
+    "lora_alpha": config.alpha,
+    "target_modules": sorted(
+      _LAYER[name][0].removesuffix(".weight").rpartition(".")[2] for name in config.targets
+    ),
+    "lora_dropout": 0.0,
+    "bias": "none",
+  }
+  (directory / "adapter_config.json").write_text(json.dumps(facts, indent=2) + "\n")

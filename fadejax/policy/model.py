@@ -35,6 +35,16 @@ from fadejax.policy.sharding import Layout
 Params = dict[str, Any]
 
 REMAT = ("none", "full", "dots")
+# Every matrix of a layer: einsum letters of the axes that come in and of those that go out.
+PROJECTIONS = {
+  "q": ("d", "nh"),
+  "k": ("d", "kh"),
+  "v": ("d", "kh"),
+  "o": ("nh", "d"),
+  "gate": ("d", "f"),
+  "up": ("d", "f"),
+  "down": ("f", "d"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,15 +143,24 @@ class Block(nnx.Module):
     self.up = _param(rngs, (layers, width, ffn), ("layers", "embed", "ffn"), width)
     self.down = _param(rngs, (layers, ffn, width), ("layers", "ffn", "embed"), ffn * deep)
 
+  def project(self, name: str, x: jax.Array, lora: Params | None) -> jax.Array:
+    """x through one of `PROJECTIONS`, and through its adapters where it has some (lora.py)."""
+    into, out = PROJECTIONS[name]
+    matrix = {"q": self.q, "k": self.k, "v": self.v, "o": self.o,
+              "gate": self.gate, "up": self.up, "down": self.down}[name]  # fmt: skip
+    y = jnp.einsum(f"...{into},{into}{out}->...{out}", x, matrix[...].astype(x.dtype))
+    if lora is None or name not in lora:
+      return y
+    a, b = (lora[name][key].astype(x.dtype) for key in ("a", "b"))
+    return y + jnp.einsum(f"...r,r{out}->...{out}", jnp.einsum(f"...{into},{into}r->...r", x, a), b)
+
   def queries_keys_values(
-    self, x: jax.Array, rope: tuple[jax.Array, jax.Array], arch: Architecture
+    self, x: jax.Array, rope: tuple[jax.Array, jax.Array], arch: Architecture, lora: Params | None
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x[..., n, D] → q[..., n, N, h], k and v[..., n, K, h]; q and k rotated."""
     dtype = x.dtype
     x = rms_norm(x, self.attention_norm[...], arch.norm_eps)
-    q = jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(dtype))
-    k = jnp.einsum("...d,dkh->...kh", x, self.k[...].astype(dtype))
-    v = jnp.einsum("...d,dkh->...kh", x, self.v[...].astype(dtype))
+    q, k, v = (self.project(name, x, lora) for name in ("q", "k", "v"))
     if arch.qkv_bias:
       q = q + _rank_like(self.q_bias[...].astype(dtype), q)
       k = k + _rank_like(self.k_bias[...].astype(dtype), k)
@@ -151,17 +170,11 @@ class Block(nnx.Module):
       k = rms_norm(k, self.k_norm[...], arch.norm_eps)
     return rotate(q, rope), rotate(k, rope), v
 
-  def attention_out(self, x: jax.Array) -> jax.Array:
-    """x[..., N, h] → [..., D]."""
-    return jnp.einsum("...nh,nhd->...d", x, self.o[...].astype(x.dtype))
-
-  def feed_forward(self, x: jax.Array, arch: Architecture) -> jax.Array:
+  def feed_forward(self, x: jax.Array, arch: Architecture, lora: Params | None) -> jax.Array:
     """SwiGLU: x[..., D] → [..., D]."""
-    dtype = x.dtype
     x = rms_norm(x, self.ffn_norm[...], arch.norm_eps)
-    gate = jnp.einsum("...d,df->...f", x, self.gate[...].astype(dtype))
-    up = jnp.einsum("...d,df->...f", x, self.up[...].astype(dtype))
-    return jnp.einsum("...f,fd->...d", jax.nn.silu(gate) * up, self.down[...].astype(dtype))
+    gate, up = self.project("gate", x, lora), self.project("up", x, lora)
+    return self.project("down", jax.nn.silu(gate) * up, lora)
 
 
 class Decoder(nnx.Module):
@@ -203,6 +216,11 @@ def logical_axes(arch: Architecture) -> Params:
 def init_params(arch: Architecture, key: jax.Array) -> Params:
   """Random float32 parameters. Call it under jit with output shardings."""
   return nnx.to_pure_dict(nnx.split(Decoder(arch, nnx.Rngs(params=key)))[1])
+
+
+def adapters(params: Params) -> Params | None:
+  """The adapters that stand beside a model's parameters (`lora.attach`), if any do."""
+  return params.get("lora")
 
 
 def head(params: Params) -> jax.Array:
@@ -325,16 +343,18 @@ def prefill(
   causal = jnp.tril(jnp.ones((s, s), bool))
   hidden = _embed(params, tokens, dtype)[:, None]  # [P, 1, S, D]: a group of one
 
-  def layer(hidden: jax.Array, weights: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  def layer(hidden: jax.Array, inputs: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    weights, lora = inputs
     block = nnx.merge(_block_graph(arch), weights)
     hidden = layout.constrain(hidden, "prompts", None, None, "act_embed")
-    q, k, v = block.queries_keys_values(hidden, rope, arch)
+    q, k, v = block.queries_keys_values(hidden, rope, arch, lora)
     own = k.swapaxes(2, 3), v.swapaxes(2, 3)  # [P, 1, K, S, h]
-    hidden = hidden + block.attention_out(attend(q, own, causal, None, None))
-    hidden = hidden + block.feed_forward(hidden, arch)
+    hidden = hidden + block.project("o", attend(q, own, causal, None, None), lora)
+    hidden = hidden + block.feed_forward(hidden, arch, lora)
     return hidden, (own[0][:, 0], own[1][:, 0])
 
-  hidden, (keys, values) = jax.lax.scan(_checkpointed(layer, remat), hidden, params["layers"])
+  inputs = params["layers"], adapters(params)
+  hidden, (keys, values) = jax.lax.scan(_checkpointed(layer, remat), hidden, inputs)
   last = jnp.take_along_axis(hidden[:, 0], lengths[:, None, None] - 1, axis=1)[:, 0]
   return Prefix(keys, values, lengths), rms_norm(last, params["norm"], arch.norm_eps)
 
@@ -384,10 +404,10 @@ def extend(
 
   def layer(carry: Any, inputs: Any) -> tuple[Any, None]:
     hidden, keys, values = carry
-    weights, prefix_keys, prefix_values, index = inputs
+    weights, lora, prefix_keys, prefix_values, index = inputs
     block = nnx.merge(_block_graph(arch), weights)
     hidden = layout.constrain(hidden, "prompts", "group", None, "act_embed")
-    q, k, v = block.queries_keys_values(hidden, rope, arch)
+    q, k, v = block.queries_keys_values(hidden, rope, arch, lora)
     row = k.swapaxes(2, 3), v.swapaxes(2, 3)  # [P, G, K, n, h]
     if own is not None:
       at = (index, 0, 0, 0, start, 0)
@@ -395,12 +415,13 @@ def extend(
       values = jax.lax.dynamic_update_slice(values, row[1][None], at)
       row = keys[index], values[index]
     attended = attend(q, row, own_mask, (prefix_keys, prefix_values), prefix_mask)
-    hidden = hidden + block.attention_out(attended)
-    hidden = hidden + block.feed_forward(hidden, arch)
+    hidden = hidden + block.project("o", attended, lora)
+    hidden = hidden + block.feed_forward(hidden, arch, lora)
     return (hidden, keys, values), None
 
   cache = (None, None) if own is None else (own.keys, own.values)
-  inputs = (params["layers"], prefix.keys, prefix.values, jnp.arange(arch.layers))
+  layers = params["layers"], adapters(params)
+  inputs = (*layers, prefix.keys, prefix.values, jnp.arange(arch.layers))
   (hidden, keys, values), _ = jax.lax.scan(_checkpointed(layer, remat), (hidden, *cache), inputs)
   hidden = rms_norm(hidden, params["norm"], arch.norm_eps)
   return hidden, None if own is None else OwnCache(keys, values, own.used + n)

@@ -29,7 +29,7 @@ TRAIN_RULES: dict[str, tuple[str, ...]] = {
 }
 # The sampler reads every parameter at every token: no gather over fsdp.
 SAMPLE_RULES: dict[str, tuple[str, ...]] = {**TRAIN_RULES, "embed": ()}
-LOGICAL_AXES = (*TRAIN_RULES, "group", "layers", "head", "embed_vector", "act_embed")
+LOGICAL_AXES = (*TRAIN_RULES, "group", "layers", "head", "embed_vector", "act_embed", "rank")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from fadejax.config import RunConfig, to_json
 from fadejax.data.pipeline import Pipeline
 from fadejax.policy import model
 from fadejax.policy.sampler import SamplerConfig
-from fadejax.train import diagnostics, plan, refill, setup, supervised, tracing
+from fadejax.train import diagnostics, ends, plan, refill, setup, supervised, tracing
 from fadejax.train import rollout as rollouts
 from fadejax.train import step as step_of
 from fadejax.train import workdir as workdirs
@@ -36,7 +36,6 @@ from fadejax.train.batches import Batch, Batches, Flight, abstract_rollout
 from fadejax.train.checkpoint import (
   Checkpoints,
   Damaged,
-  restore_first,
   restore_params,
   save_first,
   saved_steps,
@@ -103,6 +102,7 @@ class _Run:
   to_sampler: Any
   sampler: SamplerConfig
   state: TrainState
+  frozen: model.Params | None  # the model below the adapters, with LoRA
   first_params: model.Params | None  # those it began with, where something needs them
   shown: Callable[[int], RolloutBatch] | None  # demonstrations of a step, for parallel averaging
   init_step: int | None  # the checkpoint of `init_from` that it began with
@@ -126,38 +126,32 @@ class _Run:
     schedule, optimizer = setup.build_optimizer(config)
     settings = UpdateSettings(
       policy.arch, config.model, config.rollout, config.policy_weight, config.fade, config.loss,
-      config.steps,
+      config.steps, config.lora,
     )  # fmt: skip
     make_state = functools.partial(init_state, optimizer=optimizer, config=config.fade)
-    state = setup.abstract_state(policy, make_state)  # filled by `restore`, where it resumes
-    shardings = jax.tree.map(lambda x: x.sharding, state)
-    init_step = workdirs.init_step(workdir) if resumed else None
-    first_params = None
-    source = f"step {resumed[-1]} of {workdir}" if resumed else ""
-    compared = config.loss.kl_coefficient or config.log.head_every
-    if resumed and compared:
-      # Its own copy: the run that init_from names may have moved on since.
-      first_params = restore_first(workdir, policy.abstract_params(policy.train_layout))
-    elif not resumed:
-      params, source, init_step = setup.initial_params(config, policy)
-      if compared:
-        first_params = jax.tree.map(lambda x: x.copy(), params)
-      state = jax.jit(make_state, out_shardings=shardings, donate_argnums=0)(params)
+    begun = ends.begin(config, policy, workdir, make_state)
     run = cls(
       config=config,
       workdir=workdir,
       policy=policy,
       tasks=tasks,
       pipeline=pipeline,
-      update=make_update(settings, optimizer, schedule, policy.train_layout, shardings),
-      to_sampler=setup.to_sampler(policy, config.model.dtype),
+      update=make_update(
+        settings,
+        optimizer,
+        schedule,
+        policy.train_layout,
+        jax.tree.map(lambda x: x.sharding, begun.state),
+      ),
+      to_sampler=setup.to_sampler(policy, config.model.dtype, begun.frozen),
       sampler=setup.sampler_config(config, tokenizer, config.rollout, config.rollout.group),
-      state=state,
-      first_params=first_params,
+      state=begun.state,
+      frozen=begun.frozen,
+      first_params=begun.first_params,
       shown=supervised.source(config, tasks, policy) if config.sft.alongside else None,
-      init_step=init_step,
+      init_step=begun.init_step,
     )
-    plan.show(config, policy, state, pipeline, tasks, source, cache)
+    plan.show(config, policy, begun.state, pipeline, tasks, begun.source, cache)
     print(f"first prompt:\n{run.first_prompt()}\n", flush=True)
     return run
 
@@ -202,7 +196,7 @@ class _Run:
     if any(writers.dropped.values()):
       print(f"lines after step {start or 0} cut away: {writers.dropped}", flush=True)
     if start is None:
-      if self.first_params is not None:
+      if self.first_params is not None and self.frozen is None:
         save_first(self.workdir, self.first_params)
       self.evaluate_at_start(pool, writers)
     first = int(self.state.step)
@@ -230,7 +224,7 @@ class _Run:
     with clock("update"):
       rewards = setup.place_rewards(batch.graded.rewards, self.policy.train_layout)
       ref_params = self.first_params if self.config.loss.kl_coefficient else None
-      extras = Extras(ref_params, tally, shown)
+      extras = Extras(self.frozen, ref_params, tally, shown)
       self.state, metrics = self.update(self.state, batch.rollout, rewards, extras)
       row |= {key: _number(value) for key, value in jax.device_get(metrics).items()}
     row |= {"step": step, "prompts_drawn": self.draws}
@@ -441,9 +435,9 @@ class _Run:
     if self.config.checkpoint.export and step is not None and self.config.steps:
       params = self.state.params
       if step != int(self.state.step):
-        like = self.policy.abstract_params(self.policy.train_layout)
+        like = self.policy.abstract_trained(self.policy.train_layout)
         params = restore_params(self.workdir / "checkpoints", like, step)
-      exported = setup.export(self.policy, params, self.workdir / "export")
+      exported = ends.export_run(self.policy, params, self.frozen, self.workdir)
       print(f"step {step} exported as a Hugging Face directory: {exported}", flush=True)
     read = lambda step: _read_evaluation(self.workdir, step)  # noqa: E731
     return Outcome(int(self.state.step), read(0), read(int(self.state.step)), exported)

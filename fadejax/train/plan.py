@@ -13,7 +13,7 @@ import numpy as np
 from fadejax.config import RunConfig, to_json
 from fadejax.data.pipeline import Pipeline
 from fadejax.data.records import Task, TaskConfig
-from fadejax.policy import model
+from fadejax.policy import lora, model
 from fadejax.train.setup import Policy
 from fadejax.train.step import TrainState
 
@@ -94,6 +94,7 @@ def show(
     + (", sampled one update ahead" if r.staleness else ""),
     f"weight       {config.policy_weight.name} {config.policy_weight.settings() or ''}".rstrip(),
     *_fade_line(config),
+    *_lora_line(config, policy),
     *(f"task         {_task_line(config, tasks, i)}" for i in range(len(tasks))),
     *(f"note         {line}" for line in _task_notes(policy, tasks)),
     *(f"left out     {count} {why}" for why, count in pipeline.counts.items() if count),
@@ -127,6 +128,16 @@ def _fade_line(config: RunConfig) -> list[str]:
   return [
     f"fade         β {f.beta:g}, H* {f.target_entropy}, α up to {f.alpha_max:g}, "
     f"δ down to {f.delta_min:g}, driver {f.driver}"
+  ]
+
+
+def _lora_line(config: RunConfig, policy: Policy) -> list[str]:
+  if not config.lora.rank:
+    return []
+  trained, targets = lora.count(policy.arch, config.lora), ", ".join(config.lora.targets)
+  return [
+    f"lora         rank {config.lora.rank}, α {config.lora.alpha:g} on {targets}: {trained:,} "
+    f"parameters are trained, the others frozen in {config.model.dtype}"
   ]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +23,11 @@ from fadejax.data import tokenizer as tokenizers
 from fadejax.data.pipeline import HostBatch, Pipeline
 from fadejax.data.records import Task, TaskConfig
 from fadejax.data.tasks import TASKS
-from fadejax.policy import hf, model, presets, sharding
+from fadejax.policy import hf, lora, model, presets, sharding
+from fadejax.policy.lora import LoraConfig
 from fadejax.policy.sampler import SamplerConfig
 from fadejax.policy.sharding import Layout
-from fadejax.train.checkpoint import restore_params, saved_steps
 from fadejax.train.optim import make_optimizer, make_schedule, parallel_average
-from fadejax.train.workdir import check_architecture
 from fadejax.verify import VerifierPool, check_name, walls
 
 Tokenizer = tokenizers.Tokenizer
@@ -46,6 +43,7 @@ class Policy:
   train_layout: Layout  # of one forward pass of the update
   sample_layout: Layout  # of the rollout
   source: dict[str, Any] | None = None  # the config.json it came with, kept in what is exported
+  lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
 
   def param_shardings(self, layout: Layout) -> model.Params:
     """Shardings of the parameters in a layout."""
@@ -55,6 +53,21 @@ class Policy:
     """The parameters as shapes with shardings."""
     like = lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)  # noqa: E731
     return jax.tree.map(like, model.abstract_params(self.arch), self.param_shardings(layout))
+
+  def trained_shardings(self, layout: Layout) -> model.Params:
+    """Shardings of what is trained: the parameters, or the adapters alone."""
+    if not self.lora.rank:
+      return self.param_shardings(layout)
+    axes = lora.adapter_axes(self.arch, self.lora)
+    return layout.tree(axes, lora.abstract_adapters(self.arch, self.lora))
+
+  def abstract_trained(self, layout: Layout) -> model.Params:
+    """What is trained, as shapes with shardings."""
+    if not self.lora.rank:
+      return self.abstract_params(layout)
+    like = lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)  # noqa: E731
+    shapes = lora.abstract_adapters(self.arch, self.lora)
+    return jax.tree.map(like, shapes, self.trained_shardings(layout))
 
 
 def enable_compilation_cache(setting: str) -> str:
@@ -170,62 +183,15 @@ def build_policy(
     sharding.make_layout(mesh, sharding.TRAIN_RULES, prompts // passes, group),
     sharding.make_layout(mesh, sharding.SAMPLE_RULES, prompts, group),
     source,
+    config.lora,
   )
-
-
-class Initial(NamedTuple):
-  """Parameters in the training layout, where they came from in words, and which step of a run."""
-
-  params: model.Params
-  source: str
-  step: int | None = None
-
-
-def initial_params(config: RunConfig, policy: Policy, step: int | None = None) -> Initial:
-  """The parameters that a run begins with: of `init_from`, of `model.path`, or random.
-
-  Args:
-    config: the run's.
-    policy: with the architecture that they must have.
-    step: which checkpoint, where `init_from` is a run; None: its newest.
-
-  Raises:
-    ValueError, FileNotFoundError: nothing there, another architecture, or no such step.
-  """
-  source = config.init_from or config.model.path
-  if workdir_of(source):
-    check_architecture(Path(source), policy.arch)
-    like = policy.abstract_params(policy.train_layout)
-    if step is None:
-      step = next(iter(reversed(saved_steps(Path(source) / "checkpoints"))), None)
-    params = restore_params(Path(source) / "checkpoints", like, step)
-    return Initial(params, f"step {step} of run {source}", step)
-  if source:
-    if config.init_from and not Path(source).is_dir():
-      raise FileNotFoundError(
-        f"config.init_from: {source} does not exist; give the workdir of a run (which has "
-        "checkpoints/) or a Hugging Face directory"
-      )
-    if config.init_from and not (Path(source) / "config.json").exists():
-      raise FileNotFoundError(
-        f"config.init_from: {source} holds neither checkpoints/ of a run nor config.json of a "
-        "Hugging Face model; has the run that it names saved anything yet?"
-      )
-    if config.init_from and hf.read_architecture(source) != policy.arch:
-      raise ValueError(f"config.init_from: {source} has another architecture than config.model")
-
-    params = hf.load_params(source, policy.arch, policy.train_layout)
-    return Initial(params, f"Hugging Face directory {source}")
-  shardings = policy.param_shardings(policy.train_layout)
-  init = jax.jit(functools.partial(model.init_params, policy.arch), out_shardings=shardings)
-  return Initial(init(jax.random.key(config.seed)), f"random, seed {config.seed}")
 
 
 def abstract_state(policy: Policy, make_state: Callable[[model.Params], Any]) -> Any:
   """`make_state(params)` as shapes with shardings: an optimizer's moments lie where their
   parameters do."""
-  own = policy.param_shardings(policy.train_layout)
-  params = policy.abstract_params(policy.train_layout)
+  own = policy.trained_shardings(policy.train_layout)
+  params = policy.abstract_trained(policy.train_layout)
   whole = policy.train_layout.sharding((), ())
   structure: Any = jax.tree.structure(params)
 
@@ -263,13 +229,27 @@ def sft_optimizer(
   return schedule, make_optimizer(schedule, weight_decay=s.weight_decay)
 
 
-def to_sampler(policy: Policy, dtype: str) -> Callable[[model.Params], model.Params]:
-  """Function that casts and reshards parameters for the sampler; once per step."""
-  shardings = policy.param_shardings(policy.sample_layout)
+def to_sampler(
+  policy: Policy, dtype: str, frozen: model.Params | None = None
+) -> Callable[[model.Params], model.Params]:
+  """Function from what is trained to the sampler's parameters, cast and resharded; once per step.
+
+  With `frozen`, the model below the adapters, that is done for it once and for all.
+  """
+  layout = policy.sample_layout
+
+  def cast(shardings: Any) -> Callable[[model.Params], model.Params]:
+    to = lambda params: jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)  # noqa: E731
+    return jax.jit(to, out_shardings=shardings)
+
+  if frozen is not None:
+    below = cast(policy.param_shardings(layout))(frozen)
+    own = cast(policy.trained_shardings(layout))
+    return lambda trained: lora.attach(below, own(trained), policy.lora)
+  shardings = policy.param_shardings(layout)
   if dtype == "float32" and shardings == policy.param_shardings(policy.train_layout):
     return lambda params: params
-  cast = lambda params: jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)  # noqa: E731
-  return jax.jit(cast, out_shardings=shardings)
+  return cast(shardings)
 
 
 def place_prompts(batch: HostBatch, layout: Layout) -> PromptBatch:
@@ -367,22 +347,3 @@ def precision(config: RunConfig) -> Iterator[None]:
   """Runs with the configured precision of matrix products."""
   with jax.default_matmul_precision(config.model.matmul_precision):
     yield
-
-
-def export(policy: Policy, params: model.Params, directory: Path) -> Path:
-  """Writes a Hugging Face directory: config, generation config, parameters and tokenizer.
-
-  What came from a Hugging Face directory keeps its config.json (but for the dtype), its
-  generation settings and its tokenizer's files.
-  """
-  policy.tokenizer.save(directory)  # generation_config.json as well
-  stops = list(policy.tokenizer.stop_ids)
-  special = {
-    "bos_token_id": policy.tokenizer.bos_id,
-    "eos_token_id": stops[0] if len(stops) == 1 else stops,
-    "pad_token_id": policy.tokenizer.pad_id,
-  }
-  text = json.dumps(hf.config_json(policy.arch, special, policy.source), indent=2)
-  (directory / "config.json").write_text(text + "\n")
-  hf.save_params(directory, policy.arch, params)
-  return directory

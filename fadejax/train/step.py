@@ -24,6 +24,8 @@ from fadejax.algorithm.weights import WEIGHTS
 from fadejax.arrays import RewardBatch, RolloutBatch
 from fadejax.config import LossConfig, ModelConfig, PolicyWeightConfig, RolloutConfig
 from fadejax.policy import model
+from fadejax.policy.lora import LoraConfig, attach
+from fadejax.policy.model import Params
 from fadejax.policy.sharding import Layout
 
 Metrics = dict[str, jax.Array]
@@ -42,14 +44,14 @@ _KNOBS: dict[str, tuple[float | None, float | None]] = {
 class TrainState:
   """Everything that an update changes; a checkpoint holds it whole."""
 
-  params: model.Params  # float32
+  params: Params  # float32; with LoRA the adapters alone
   opt_state: optax.OptState
   fade: fade.FadeState
   step: jax.Array  # i32[], updates of the loop done: rollout batches, not minibatches
 
 
 def init_state(
-  params: model.Params, optimizer: optax.GradientTransformation, config: fade.FadeConfig
+  params: Params, optimizer: optax.GradientTransformation, config: fade.FadeConfig
 ) -> TrainState:
   """State before the first update. Call it under jit with output shardings."""
   return TrainState(params, optimizer.init(params), fade.init(config), jnp.zeros((), jnp.int32))
@@ -66,6 +68,11 @@ class UpdateSettings:
   fade: fade.FadeConfig
   loss: LossConfig
   total_steps: int
+  lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+
+  def whole(self, trained: Params, frozen: Params | None) -> Params:
+    """The model of what is trained: it itself, or adapters on a frozen model."""
+    return trained if frozen is None else attach(frozen, trained, self.lora)
 
 
 @jax.tree_util.register_dataclass
@@ -107,7 +114,8 @@ class Tally:
 class Extras:
   """What only some runs give an update."""
 
-  ref_params: model.Params | None = None  # of the KL term
+  frozen: Params | None = None  # the model below the adapters, where only they are trained
+  ref_params: Params | None = None  # of the KL term
   tally: Tally | None = None  # of all that was drawn; None: what is trained on
   demonstrations: RolloutBatch | None = None  # of parallel averaging, groups of one
 
@@ -124,7 +132,7 @@ class _Batch:
 
 
 def completion_logprobs(
-  settings: UpdateSettings, params: model.Params, rollout: RolloutBatch, layout: Layout
+  settings: UpdateSettings, params: Params, rollout: RolloutBatch, layout: Layout
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probs and entropies, f32[P, G, C], of a rollout's tokens under `params`.
 
@@ -152,7 +160,7 @@ def completion_logprobs(
 
 
 def negative_log_likelihood(
-  params: model.Params, batch: RolloutBatch, settings: UpdateSettings, layout: Layout
+  params: Params, batch: RolloutBatch, settings: UpdateSettings, layout: Layout
 ) -> jax.Array:
   """f32[], nats a token of demonstrations, over all their tokens."""
   mask = losses.token_mask(batch.lengths, batch.tokens.shape[2])
@@ -161,14 +169,15 @@ def negative_log_likelihood(
 
 
 def _loss_sums(
-  params: model.Params,
+  trained: Params,
   batch: _Batch,
-  ref_params: model.Params | None,
+  fixed: Extras,
   settings: UpdateSettings,
   layout: Layout,
 ) -> tuple[jax.Array, Metrics]:
   """Numerator of the loss over one micro-batch, and sums for the metrics."""
-  loss, mask = settings.loss, batch.mask
+  loss, mask, ref_params = settings.loss, batch.mask, fixed.ref_params
+  params = settings.whole(trained, fixed.frozen)
   logprobs, _ = completion_logprobs(settings, params, batch.rollout, layout)
   logprobs = jnp.where(mask, logprobs, 0.0)
   old = jax.lax.stop_gradient(logprobs) if batch.old_logprobs is None else batch.old_logprobs
@@ -232,21 +241,21 @@ def _split(tree: Any, parts: int, layout: Layout) -> Any:
 
 
 def _gradient(
-  params: model.Params,
+  params: Params,
   batch: _Batch,
-  ref_params: model.Params | None,
+  fixed: Extras,
   settings: UpdateSettings,
   layout: Layout,
-) -> tuple[model.Params, Metrics]:
+) -> tuple[Params, Metrics]:
   """Gradient of the loss over a minibatch, by micro-batches, and sums for the metrics."""
   parts = settings.loss.microbatches
   grad = jax.grad(_loss_sums, has_aux=True)
   if parts == 1:
-    total, sums = grad(params, batch, ref_params, settings, layout)
+    total, sums = grad(params, batch, fixed, settings, layout)
   else:
 
     def add(carry: Any, part: _Batch) -> tuple[Any, None]:
-      new, sums = grad(params, part, ref_params, settings, layout)
+      new, sums = grad(params, part, fixed, settings, layout)
       total = jax.tree.map(jnp.add, carry[0], new)
       combined = {
         k: jnp.maximum(carry[1][k], v) if k == "gap_max" else carry[1][k] + v
@@ -263,12 +272,12 @@ def _gradient(
 
 
 def _optimise(
-  params: model.Params,
+  params: Params,
   opt_state: optax.OptState,
   gradient: Any,
   optimizer: optax.GradientTransformation,
   something: jax.Array,
-) -> tuple[model.Params, optax.OptState, jax.Array]:
+) -> tuple[Params, optax.OptState, jax.Array]:
   """One optimizer step, left out where the gradient is not finite, or of nothing.
 
   Args:
@@ -412,16 +421,20 @@ def make_update(
     if loss.old_logprobs == "sampler":
       old = rollout.sampler_logprobs
     elif loss.old_logprobs == "recompute" or loss.minibatches > 1:
-      old, _ = completion_logprobs(settings, state.params, rollout, layout)
+      whole = settings.whole(state.params, extras.frozen)
+      old, _ = completion_logprobs(settings, whole, rollout, layout)
       old = jax.lax.stop_gradient(jnp.where(mask, old, 0.0))
 
     def one(carry: Any, batch: _Batch) -> tuple[Any, Metrics]:
       params, opt_state = carry
       gradient: Any
-      gradient, sums = _gradient(params, batch, extras.ref_params, settings, layout)
+      gradient, sums = _gradient(params, batch, extras, settings, layout)
       sums["grad_norm"] = optax.tree.norm(gradient)
       if extras.demonstrations is not None:
-        supervised = jax.value_and_grad(negative_log_likelihood)
+        of_trained = lambda p, *rest: negative_log_likelihood(  # noqa: E731
+          settings.whole(p, extras.frozen), *rest
+        )
+        supervised = jax.value_and_grad(of_trained)
         sums["sft_loss"], other = supervised(params, extras.demonstrations, settings, layout)
         sums["sft_grad_norm"] = optax.tree.norm(other)
         gradient = (gradient, other)

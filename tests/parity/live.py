@@ -24,7 +24,7 @@ import families
 from fadejax.arrays import PromptBatch
 from fadejax.data import tokenizer as tokenizers
 from fadejax.policy import hf, model, sampler, sharding
-from fadejax.train import setup
+from fadejax.train import ends, setup
 
 SEEDS = (1000, 2000, 3000)  # none of the fixtures'
 
@@ -93,7 +93,7 @@ def test_both_ways(name, seed, layout, tmp_path):
   policy = setup.Policy(
     arch, with_tokenizer(theirs), layout.mesh, layout, layout, hf.read_config(theirs)
   )
-  setup.export(policy, params, ours)
+  ends.export(policy, params, ours)
   compare(ours, reference, ids, expected)
   hf.save_params(ours, arch, params, file_bytes=30_000)
   assert (ours / "model.safetensors.index.json").exists()
@@ -143,7 +143,7 @@ def test_presets_export_as_models_of_their_family(name, layout, tmp_path):
   params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)
   made = tokenizers.characters("".join(chr(48 + i) for i in range(61)))
   policy = setup.Policy(arch, made, layout.mesh, layout, layout)
-  model_there = families.load(setup.export(policy, params, tmp_path))
+  model_there = families.load(ends.export(policy, params, tmp_path))
   ids = families.tokens(arch.vocab_size)
   found = our_logits(arch, params, jnp.asarray(ids), layout)
   np.testing.assert_allclose(found, families.logits(model_there, ids), atol=1e-4, rtol=0)

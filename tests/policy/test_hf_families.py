@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from fadejax.arrays import PromptBatch
 from fadejax.data import tokenizer as tokenizers
 from fadejax.policy import hf, model, sampler
-from fadejax.train import setup
+from fadejax.train import ends, setup
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FAMILIES = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
@@ -116,15 +116,15 @@ def test_a_run_exports_what_it_came_with(family, one_device, tmp_path):
   policy = setup.Policy(
     arch, tokenizer, one_device.mesh, one_device, one_device, hf.read_config(source)
   )
-  out = setup.export(policy, params, tmp_path / "export")
+  out = ends.export(policy, params, tmp_path / "export")
   assert hf.read_config(out) == {**hf.read_config(source), "dtype": "float32"}
   before, after = (json.loads((d / "generation_config.json").read_text()) for d in (source, out))
   ids = {"eos_token_id", "pad_token_id"}  # with those of the tokenizer
   assert {k: v for k, v in after.items() if k not in ids} == {
     k: v for k, v in before.items() if k not in ids
   }
-  ends = before["eos_token_id"] if isinstance(before["eos_token_id"], list) else [2]
-  assert set(after["eos_token_id"]) == {1, *ends}
+  stops = before["eos_token_id"] if isinstance(before["eos_token_id"], list) else [2]
+  assert set(after["eos_token_id"]) == {1, *stops}
   for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
     assert (out / name).read_bytes() == (source / name).read_bytes()
   assert tokenizers.load(out).stop_ids == tokenizer.stop_ids
