@@ -1,11 +1,13 @@
 """The task `jsonl`: problems from a .jsonl or .parquet file.
 
-Rows of our own form, of TRL's and of verl's are read as they are. A malformed row is an
-error that names its file and line; a gold that does not parse is logged, dropped and counted.
+Rows of our own form, of TRL's, of verl's and of published code data sets are read as they are. A
+malformed row is an error that names its file and line; a gold that does not parse, and a code
+problem without usable tests, are logged, dropped and counted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import json
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fadejax.data import code_rows
 from fadejax.data.records import Record, Task, TaskConfig, options_of, stable_hash
 from fadejax.data.tokenizer import message_fault
 from fadejax.verify import check_name, check_problem
@@ -29,23 +32,25 @@ def jsonl(config: TaskConfig, seed: int) -> Task:
 
   The rows do not depend on the seed; the order in which they are drawn does.
 
-  Options: `label`, the task's name in metrics (default: the file's name without its suffix).
+  Options: `label`, the task's name in metrics (default: the file's name without its suffix), and
+  of code problems those of `code_rows.Options`.
 
   Raises:
     ValueError: no such file, malformed rows, or nothing left to train or evaluate on.
   """
   del seed
-  options = options_of(config, {"label": ""})
+  options = options_of(config, {"label": "", **dataclasses.asdict(code_rows.Options())})
+  label = options.pop("label") or Path(config.path).stem
+  code = code_rows.Options(**options)
   try:
     check_name(config.verifier)
   except ValueError as error:
     raise ValueError(f"task.verifier: {error}") from error
-  label = options["label"] or Path(config.path).stem
   counts: Counts = {}
-  train = load(_existing(config.path, "task.path"), config.verifier, label, counts)
+  train = load(_existing(config.path, "task.path"), config.verifier, label, counts, code)
   if config.eval_path:
     path = _existing(config.eval_path, "task.eval_path")
-    train, evaluation = _with_eval_file(train, path, config, label, counts)
+    train, evaluation = _with_eval_file(train, path, config, label, counts, code)
   else:
     train, evaluation = _split(train)
   train = _by_solve_rate(train, config, counts)
@@ -106,7 +111,12 @@ def _split(records: list[Record]) -> tuple[list[Record], list[Record]]:
 
 
 def _with_eval_file(
-  train: list[Record], path: Path, config: TaskConfig, label: str, counts: Counts
+  train: list[Record],
+  path: Path,
+  config: TaskConfig,
+  label: str,
+  counts: Counts,
+  code: code_rows.Options,
 ) -> tuple[list[Record], list[Record]]:
   """(training without what eval_path holds, the problems of eval_path).
 
@@ -116,7 +126,7 @@ def _with_eval_file(
   if path.samefile(Path(config.path).expanduser()):
     _add(counts, "evaluation problems that training draws too: eval_path is path", len(train))
     return train, train
-  evaluation = load(path, config.verifier, label, counts)
+  evaluation = load(path, config.verifier, label, counts, code)
   known = {prompt_key(record) for record in evaluation}
   kept = [record for record in train if prompt_key(record) not in known]
   _add(counts, "training problems that task.eval_path holds too", len(train) - len(kept))
@@ -176,14 +186,23 @@ def read_solve_rates(path: str) -> dict[str, float]:
 # ---------------------------------------------------------------- reading rows
 
 
-def load(path: Path, verifier: str, label: str, counts: Counts) -> list[Record]:
+def load(
+  path: Path,
+  verifier: str,
+  label: str,
+  counts: Counts,
+  code: code_rows.Options,
+) -> list[Record]:
   """The file's rows as records, those with an invalid gold dropped, logged and counted.
+
+  So are code problems whose tests are missing or of no use.
 
   Args:
     path: .jsonl or .parquet.
     verifier: of rows that name none.
     label: the task's name.
     counts: is added to.
+    code: settings of code problems.
 
   Raises:
     ValueError: malformed rows, or no rows; lists up to LISTED of them with their lines.
@@ -196,7 +215,11 @@ def load(path: Path, verifier: str, label: str, counts: Counts) -> list[Record]:
   for line, row in rows(path):
     where = f"{path} {unit} {line}"
     try:
-      record = to_record(row, verifier, label, seen)
+      record = to_record(row, verifier, label, seen, code)
+    except code_rows.LeftOut as error:
+      invalid.append(f"{where}: {error}")
+      _add(counts, f"rows of {path.name} {error.reason}", 1)
+      continue
     except ValueError as error:
       faults.append(f"{where}: {error}")
       continue
@@ -205,9 +228,13 @@ def load(path: Path, verifier: str, label: str, counts: Counts) -> list[Record]:
       continue
     reason = check_problem(record)
     if not reason:
+      if record["verifier"] == "code":
+        cut = code_rows.adjust(record, code)
+        _add(counts, f"tests over task.options max_tests = {code.max_tests}", cut)
       records.append(record)
     elif reason.startswith("invalid gold"):
       invalid.append(f"{where}: {reason}")
+      _add(counts, f"rows of {path.name} with a gold that does not parse", 1)
     else:
       faults.append(f"{where}: {reason}")
   if faults:
@@ -215,10 +242,8 @@ def load(path: Path, verifier: str, label: str, counts: Counts) -> list[Record]:
   if not records and not invalid:
     raise ValueError(f"{path}: no rows")
   if invalid:
-    logging.getLogger(__name__).warning(
-      _listing(f"{len(invalid)} row(s) dropped, their golds do not parse", invalid)
-    )
-    _add(counts, f"rows of {path.name} with a gold that does not parse", len(invalid))
+    title = f"{len(invalid)} row(s) dropped, their golds do not parse or their tests are of no use"
+    logging.getLogger(__name__).warning(_listing(title, invalid))
   return records
 
 
@@ -271,8 +296,10 @@ def _as_text(value: Any) -> str:
 READERS = {".jsonl": ("line", _json_rows), ".parquet": ("row", _parquet_rows)}
 
 
-def to_record(row: Any, verifier: str, label: str, taken: dict[str, int]) -> Record:
-  """A row of our own form, of TRL's or of verl's as a problem record.
+def to_record(
+  row: Any, verifier: str, label: str, taken: dict[str, int], code: code_rows.Options
+) -> Record:
+  """A row of our own form, of TRL's, of verl's or of a code data set as a problem record.
 
   The gold is `answer`, else verl's `reward_model.ground_truth`, else TRL's `solution`. All
   other fields stay, but nulls. A row without an id gets a hash of its prompt, with a number
@@ -283,14 +310,18 @@ def to_record(row: Any, verifier: str, label: str, taken: dict[str, int]) -> Rec
     verifier: for a row that names none.
     label: the task's name.
     taken: ids of earlier rows.
+    code: settings of code problems.
 
   Raises:
+    code_rows.LeftOut: a code problem that cannot be graded.
     ValueError: says what is wrong with the row.
   """
   if isinstance(row, ValueError):
     raise row
   if not isinstance(row, dict):
     raise ValueError(f"expected an object, got {row!r:.80}")
+  if code_rows.is_known(row):
+    row = code_rows.convert(row, code)
   record = {key: value for key, value in row.items() if value is not None}
   record["prompt"] = _prompt(record.get("prompt"))
   record.setdefault("verifier", verifier)
