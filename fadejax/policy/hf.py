@@ -32,7 +32,10 @@ from fadejax.policy.tensor_files import (
   write_tensors,
 )
 
-__all__ = ["config_json", "load_params", "read_architecture", "read_config", "save_params"]
+__all__ = [
+  "check_tensors", "config_json", "has_params", "load_params", "read_architecture", "read_config",
+  "save_params",
+]  # fmt: skip
 
 # Ours -> (name in the checkpoint, which of our axes, the layer's left out, make each of its axes).
 _LAYER = {
@@ -127,8 +130,13 @@ def _read(tensor: Tensor, groups: Groups, shape: Shape, index: Index, dtype: Any
   return np.ascontiguousarray(value[tuple(inside)], dtype)
 
 
-def _check(directory: Path, arch: Architecture) -> dict[str, Tensor]:
-  """The tensors, once all of them fit; ValueError lists those that do not."""
+def has_params(directory: str | Path) -> bool:
+  """Whether a directory holds any parameters; its index alone is not one."""
+  return any(Path(directory).glob("*.safetensors"))
+
+
+def check_tensors(directory: Path, arch: Architecture) -> dict[str, Tensor]:
+  """The tensors, none of them read, once all of them fit; ValueError lists those that do not."""
   tensors, problems = open_tensors(directory)
   wanted = {name: _stored_shape(_groups(path), shape) for name, path, _, shape in _wanted(arch)}
   problems += [f"missing: {name}" for name in wanted if name not in tensors]
@@ -179,7 +187,7 @@ def load_params(directory: str | Path, arch: Architecture, layout: Layout) -> Pa
       or no float dtype; lists them all.
   """
   directory = Path(directory)
-  tensors = _check(directory, arch)
+  tensors = check_tensors(directory, arch)
   shapes, axes = abstract_params(arch), logical_axes(arch)
   params: Params = {"layers": {}}
   for name, path, layer, shape in _wanted(arch):

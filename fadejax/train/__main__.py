@@ -46,6 +46,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   command.define_flags(workdir=True)
-  flags.DEFINE_bool("plan_only", False, "Print the plan, build everything, and stop.")
+  flags.DEFINE_bool("plan_only", False, "Print the plan and stop: no parameters are read.")
   flags.DEFINE_string("profile", "", "FIRST:LAST steps to trace with JAX's profiler.")
   command.run("train", main)

@@ -26,21 +26,27 @@ class Initial(NamedTuple):
   step: int | None = None
 
 
-def initial_params(config: RunConfig, policy: setup.Policy, step: int | None = None) -> Initial:
+def initial_params(
+  config: RunConfig, policy: setup.Policy, step: int | None = None, abstract: bool = False
+) -> Initial:
   """The parameters that a run begins with: of `init_from`, of `model.path`, or random.
 
   Args:
     config: the run's.
     policy: with the architecture that they must have.
     step: which checkpoint, where `init_from` is a run; None: its newest.
+    abstract: shapes with shardings in place of parameters, after every check but reading them. A
+      Hugging Face directory may then be without them.
 
   Raises:
     ValueError, FileNotFoundError: nothing there, another architecture, or no such step.
   """
   source = config.init_from or config.model.path
+  like = policy.abstract_params(policy.train_layout)
   if setup.workdir_of(source):
     step = step if step is not None else newest_step(Path(source))
-    params = run_params(Path(source), policy, step)
+    workdir.check_architecture(Path(source), policy.arch)
+    params = like if abstract else run_params(Path(source), policy, step)
     return Initial(params, f"step {step} of run {source}", step)
   if source:
     if config.init_from and not Path(source).is_dir():
@@ -55,9 +61,15 @@ def initial_params(config: RunConfig, policy: setup.Policy, step: int | None = N
       )
     if config.init_from and hf.read_architecture(source) != policy.arch:
       raise ValueError(f"config.init_from: {source} has another architecture than config.model")
-
-    params = hf.load_params(source, policy.arch, policy.train_layout)
-    return Initial(params, f"Hugging Face directory {source}")
+    words = f"Hugging Face directory {source}"
+    if abstract and not hf.has_params(source):
+      return Initial(like, f"{words}, which holds none yet")
+    if abstract:
+      hf.check_tensors(Path(source), policy.arch)
+      return Initial(like, words)
+    return Initial(hf.load_params(source, policy.arch, policy.train_layout), words)
+  if abstract:
+    return Initial(like, f"random, seed {config.seed}")
   shardings = policy.param_shardings(policy.train_layout)
   init = jax.jit(functools.partial(model.init_params, policy.arch), out_shardings=shardings)
   return Initial(init(jax.random.key(config.seed)), f"random, seed {config.seed}")
@@ -113,13 +125,24 @@ class Begun:
 
 
 def begin(
-  config: RunConfig, policy: setup.Policy, run: Path, make_state: Callable[[model.Params], Any]
+  config: RunConfig,
+  policy: setup.Policy,
+  run: Path,
+  make_state: Callable[[model.Params], Any],
+  abstract: bool = False,
 ) -> Begun:
-  """The state of step 0, or its shapes where the workdir `run` has checkpoints."""
+  """The state of step 0, or its shapes where the workdir `run` has checkpoints.
+
+  With `abstract` everything is shapes: for a plan.
+  """
   step = newest_step(run)
   init_step = workdir.init_step(run) if step is not None else None
   source = f"step {step} of {run}"
   state = setup.abstract_state(policy, make_state)
+  if abstract:
+    if step is None:
+      _, source, init_step = initial_params(config, policy, abstract=True)
+    return Begun(state, None, None, source, init_step)
   make = jax.jit(make_state, out_shardings=_shardings(state), donate_argnums=0)
   if policy.lora.rank:
     params, from_where, init_step = initial_params(config, policy, init_step)

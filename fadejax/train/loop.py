@@ -73,7 +73,7 @@ def train(
   Args:
     config: the resolved config.
     workdir: where everything is written.
-    plan_only: print the plan and stop before the first step.
+    plan_only: print the plan and stop; no parameters are read or made.
     profile: first and last step of a JAX profiler trace, written to workdir/profile.
 
   Raises:
@@ -82,7 +82,7 @@ def train(
   """
   cache = setup.enable_compilation_cache(config.compilation_cache)
   with setup.precision(config):
-    run = _Run.build(config, workdir, cache)
+    run = _Run.build(config, workdir, cache, plan_only)
     if plan_only:
       return None
     with contextlib.ExitStack() as stack:
@@ -113,8 +113,11 @@ class _Run:
   save_seconds: float = 0.0  # what the last step's save held the loop up
 
   @classmethod
-  def build(cls, config: RunConfig, workdir: Path, cache: str) -> _Run:
-    """Tasks, tokenizer, policy, state and compiled update; prints the plan."""
+  def build(cls, config: RunConfig, workdir: Path, cache: str, plan_only: bool = False) -> _Run:
+    """Tasks, tokenizer, policy, state and compiled update; prints the plan.
+
+    With `plan_only` parameters stay abstract: a laptop can plan what it could not hold.
+    """
     tasks = setup.build_tasks(config)
     resumed = saved_steps(workdir / "checkpoints")
     tokenizer = setup.build_tokenizer(config, tasks, workdir if resumed else None)
@@ -129,7 +132,7 @@ class _Run:
       config.steps, config.lora,
     )  # fmt: skip
     make_state = functools.partial(init_state, optimizer=optimizer, config=config.fade)
-    begun = ends.begin(config, policy, workdir, make_state)
+    begun = ends.begin(config, policy, workdir, make_state, abstract=plan_only)
     run = cls(
       config=config,
       workdir=workdir,

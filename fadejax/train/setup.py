@@ -118,10 +118,16 @@ def build_tokenizer(
 
   Raises:
     ValueError: a preset without a tokenizer, on tasks that need one.
+    FileNotFoundError: model.path is no directory.
   """
   if workdir is not None and (workdir / "tokenizer").is_dir():
     return tokenizers.load(workdir / "tokenizer")  # a resumed run's own
   if config.model.path:
+    if not Path(config.model.path).is_dir():
+      raise FileNotFoundError(
+        f"config.model.path: {config.model.path} is no directory here; a Hugging Face directory is "
+        "wanted: config.json, tokenizer.json and its companions, and *.safetensors"
+      )
     return tokenizers.load(config.model.path)
   if workdir_of(config.init_from):
     return tokenizers.load(Path(config.init_from) / "tokenizer")
