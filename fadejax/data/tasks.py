@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fadejax.data.files import jsonl
 from fadejax.data.generated import arithmetic, countdown, reasoning_gym
-from fadejax.data.programs import human_eval
+from fadejax.data.programs import human_eval, small_functions
 from fadejax.data.records import Record, Source, Task, TaskConfig
 
 __all__ = ["TASKS", "Record", "Source", "Task", "TaskConfig"]
@@ -21,4 +21,5 @@ TASKS: dict[str, Callable[[TaskConfig, int], Task]] = {
   "human_eval": human_eval,
   "jsonl": jsonl,
   "reasoning_gym": reasoning_gym,
+  "small_functions": small_functions,
 }
