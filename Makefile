@@ -12,18 +12,17 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
-WORKDIR ?= runs/smollm2_arithmetic_demo
 # Test files that run at once.
 WORKERS ?= 2
 # Pass pytest arguments as in `make test TESTS="tests/algorithm -x"`.
 TESTS ?=
 
-.PHONY: help setup demo test lint format lock clean sandbox bench soak parity
+.PHONY: help setup demo demo-code test lint format lock clean sandbox bench soak parity
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' \
 	  | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
-	@echo "Variables: PYTHON (3.11 or newer), WORKDIR (of the demo), TESTS (pytest arguments)."
+	@echo "Variables: PYTHON (3.11 or newer), WORKDIR (of a demo), TESTS (pytest arguments)."
 
 setup: $(STAMP)  ## make .venv from the pinned versions
 
@@ -43,9 +42,17 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
+demo: WORKDIR ?= runs/smollm2_arithmetic_demo
 demo: $(STAMP)  ## train SmolLM2-135M on arithmetic with FADE (minutes, on a CPU)
 	$(PY) -m fadejax.convert
 	$(PY) -m fadejax.train --config=configs/smollm2_arithmetic_demo.py --workdir=$(WORKDIR)
+	@echo "Report: $(abspath $(WORKDIR))/report.html"
+
+demo-code: WORKDIR ?= runs/smollm2_code_demo
+demo-code: $(STAMP)  ## train SmolLM2-135M on small Python functions, graded by asserts (under an hour)
+	@$(PY) -m fadejax.verify.sandbox
+	$(PY) -m fadejax.convert
+	$(PY) -m fadejax.train --config=configs/smollm2_code_demo.py --workdir=$(WORKDIR)
 	@echo "Report: $(abspath $(WORKDIR))/report.html"
 
 bench: $(STAMP)  ## speed and memory, each beside a peer or a ceiling

@@ -1,0 +1,40 @@
+"""SmolLM2-135M-Instruct learns to write small Python functions, by RL with FADE, graded by asserts.
+
+Command:   make demo-code
+           python -m fadejax.convert
+           python -m fadejax.train --config=configs/smollm2_code_demo.py --workdir=runs/code
+Needs:     bubblewrap, which `make sandbox` installs; without it the run does not start.
+"""
+
+from fadejax import recipes
+from fadejax.cache import SMOLLM2, cache_dir
+from fadejax.config import default_config
+
+
+def get_config(recipe="fade"):
+  """8 prompts × 8 completions × 96 tokens a step, on the 110 training problems."""
+  c = default_config()
+  c.steps = 24
+  c.model.path = str(cache_dir() / SMOLLM2)
+  c.task.name = "small_functions"
+  c.task.system_prompt = "You are an expert Python programmer. Answer with Python code only."
+  c.task.eval_problems = 0  # all 40
+  c.rollout.prompts = 8
+  c.rollout.group = 8
+  c.rollout.max_prompt_length = 88
+  c.rollout.max_completion_length = 96
+  c.rollout.temperature = 0.7  # where the model's own code is worth a reward one time in three
+  c.loss.microbatches = 4  # for memory
+  c.fade.beta = 0.2  # a short run: the averages must follow within a few steps
+  c.optimizer.learning_rate = 1.5e-5
+  c.optimizer.warmup_steps = 4
+  c.optimizer.schedule = "linear"
+  c.optimizer.final_fraction = 0.3
+  c.evaluation.samples = 8
+  c.evaluation.ks = (1, 8)
+  c.evaluation.batch = 20
+  c.evaluation.temperature = c.rollout.temperature
+  c.checkpoint.every = 12
+  c.checkpoint.keep = 1
+  c.checkpoint.keep_best = 1
+  return recipes.apply(c, recipe)
