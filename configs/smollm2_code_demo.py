@@ -4,6 +4,13 @@ Command:   make demo-code
            python -m fadejax.convert
            python -m fadejax.train --config=configs/smollm2_code_demo.py --workdir=runs/code
 Needs:     bubblewrap, which `make sandbox` installs; without it the run does not start.
+Hardware:  2 CPU cores, about 9 GB of memory.
+Time:      52 min on a machine that other jobs share, 7 of them in the two evaluations; a step 112 s
+           (rollout 33, update 76, grading 2.7: 2.4 %), at best 82 s
+Expected, on 40 functions that training never draws, zero-shot (8 samples each at temperature 0.7),
+seed 0:
+           before  pass@1 0.287, pass@8 0.750, greedy 0.525, entropy 0.43 nats, truncated 0.50
+           after   pass@1 0.528, pass@8 0.800, greedy 0.600, entropy 0.25 nats, truncated 0.02
 """
 
 from fadejax import recipes
@@ -23,8 +30,8 @@ def get_config(recipe="fade"):
   c.rollout.group = 8
   c.rollout.max_prompt_length = 88
   c.rollout.max_completion_length = 96
-  c.rollout.temperature = 0.7  # where the model's own code is worth a reward one time in three
-  c.loss.microbatches = 4  # for memory
+  c.rollout.temperature = 0.7  # at 1 the model solves one in five to begin with, not one in three
+  c.loss.microbatches = 8  # for memory
   c.fade.beta = 0.2  # a short run: the averages must follow within a few steps
   c.optimizer.learning_rate = 1.5e-5
   c.optimizer.warmup_steps = 4
