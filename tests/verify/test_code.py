@@ -981,3 +981,24 @@ def test_no_sandbox_is_chosen_by_its_name(monkeypatch):
   walls.choose("none")
   assert sandbox.why_not() == ""
   sandbox._why_not.cache_clear()
+
+
+ECHO = "import os, sys\nline = sys.stdin.readline()\n"
+
+
+@pytest.mark.parametrize(
+  "program",
+  [
+    ECHO + "print(line)\nsys.stdout.close()",
+    ECHO + "out = open(1, 'w')\nout.write(line)",  # flushed when its name goes, as in Python
+    ECHO + "print(line)\nimport io\nsys.stdout = io.StringIO()\nprint('no')",
+    ECHO + "print(line)\nsys.stdout = None",
+    ECHO + "sys.stdout = open(1, 'w')\nprint(line)",
+    "import os\nos.write(1, os.read(0, 99))",
+    "print(open('/dev/stdin').read())",
+    "import sys\nsys.stdin.read()\nsys.stdin.seek(0)\nprint(input())",
+    "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, '-c', 'print(input())']))",
+  ],
+)
+def test_programs_that_treat_stdin_and_stdout_in_their_own_way(program):
+  assert grade(program, stdio(("2 3\n", "2 3\n"), ("7\n", "7"))).reward == 1.0

@@ -89,10 +89,19 @@ def run_as_main(code, module):
       sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
       sys.modules["atexit"]._run_exitfuncs()
-    sys.stdout.flush()
+    # What it has written and not flushed: a file of its own on descriptor 1 goes with its names.
+    flush(sys.stdout)
+    module.clear()
+    flush(sys.__stdout__)
   except BaseException:
     status = status or 1
   os._exit(status)
+
+
+def flush(stream):
+  """As Python does at its end: a stream that is closed, or none, is no error."""
+  if stream is not None and not getattr(stream, "closed", False):
+    stream.flush()
 
 
 def run_stdio(answers, code, module, inputs, cap):
