@@ -43,7 +43,7 @@ DENIED: dict[str, tuple[int, int]] = {
   "syncfs": (306, 267),
   "clone3": (435, 435),  # its flags lie in memory, out of a filter's sight; libc then takes clone
 }
-_CLONE, _SOCKET = (56, 220), (41, 198)
+_CLONE, _SOCKET, _PRLIMIT = (56, 220), (41, 198), (302, 261)
 _NAMESPACES = 0x7E020080  # flags of clone that make one
 _UNIX = 1  # the one family of sockets that may be had: those of others have larger buffers
 _AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -70,14 +70,18 @@ def program() -> bytes | None:
     (_RETURN, 0, 0, _ENOSYS),
   ]
   code += [
-    # Of clone and socket the first argument decides.
+    # Of clone, socket and prlimit the first argument decides: none but one's own limits.
     (_EQUAL, 0, 3, _CLONE[column]),
     (_LOAD, 0, 0, _FIRST_ARGUMENT),
-    (_ANY, len(numbers) + 6, 0, _NAMESPACES),
+    (_ANY, len(numbers) + 10, 0, _NAMESPACES),
     (_RETURN, 0, 0, _ALLOW),
     (_EQUAL, 0, 3, _SOCKET[column]),
     (_LOAD, 0, 0, _FIRST_ARGUMENT),
-    (_EQUAL, 0, len(numbers) + 2, _UNIX),
+    (_EQUAL, 0, len(numbers) + 6, _UNIX),
+    (_RETURN, 0, 0, _ALLOW),
+    (_EQUAL, 0, 3, _PRLIMIT[column]),
+    (_LOAD, 0, 0, _FIRST_ARGUMENT),
+    (_EQUAL, 0, len(numbers) + 2, 0),
     (_RETURN, 0, 0, _ALLOW),
   ]
   code += [(_EQUAL, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]

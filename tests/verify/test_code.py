@@ -779,11 +779,12 @@ while True:
     "libc.io_setup(64, ctypes.byref(ctypes.c_ulong())) != 0 and 1 / 0",
     "libc.syscall(206, 64, ctypes.byref(ctypes.c_ulong())) != 0 and 1 / 0",
     "socket.socketpair()[0].setsockopt(1, 7, 2**24)",
+    "resource.prlimit(os.getpid(), resource.RLIMIT_CORE)",  # by a process's number
   ],
 )
 def test_what_the_filter_refuses(attempt):
   program = f"""
-import ctypes, os, socket
+import ctypes, os, resource, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def add(a, b):
   try: result = {attempt}
@@ -961,14 +962,14 @@ NO_WALL = [
 def test_without_a_sandbox_programs_are_judged_all_the_same(monkeypatch):
   """And bounded; what they start is ended with them. The worker does as this process has chosen."""
   monkeypatch.setattr(walls, "_chosen", "none")
-  before = set(Path(tempfile.gettempdir()).glob("fadejax-*"))
+  before = set(Path(tempfile.gettempdir()).glob("fadejax-[0-9]*"))
   items = [("code", program, {"tests": tests}) for program, tests, _ in NO_WALL]
   with VerifierPool(workers=1) as pool:
     verdicts = pool.grade(items)
     parent = {"function": "f", "calls": [{"args": [], "expected": pool._slots[0].worker.pid}]}
     assert pool.grade([("code", "import os\nf = os.getppid", {"tests": parent})])[0].reward == 1.0
   assert [(v.reward, v.status) for v in verdicts] == [wanted for _, _, wanted in NO_WALL]
-  assert set(Path(tempfile.gettempdir()).glob("fadejax-*")) == before
+  assert set(Path(tempfile.gettempdir()).glob("fadejax-[0-9]*")) == before
 
 
 def test_no_sandbox_is_chosen_by_its_name(monkeypatch):
@@ -1002,3 +1003,10 @@ ECHO = "import os, sys\nline = sys.stdin.readline()\n"
 )
 def test_programs_that_treat_stdin_and_stdout_in_their_own_way(program):
   assert grade(program, stdio(("2 3\n", "2 3\n"), ("7\n", "7"))).reward == 1.0
+
+
+def test_a_watcher_that_comes_late_still_sees_a_timeout(monkeypatch):
+  """The kernel has stopped the program by then: for its CPU time, and the verdict says so."""
+  monkeypatch.setattr(sandbox.Sandbox, "check", lambda self: None)
+  verdict = grade("def add(a, b):\n  while True: pass", time_limit_s=0.5)
+  assert (verdict.reward, verdict.status) == (0.0, "timeout"), verdict

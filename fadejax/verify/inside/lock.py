@@ -37,8 +37,11 @@ def close_in(limits):
       continue
     value = int(value)
     hard = resource.getrlimit(name)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(name, (value, value))
+    # The hard limit on CPU time is SIGKILL's, which would not tell that it was for time.
+    above = value + (name == resource.RLIMIT_CPU)
+    if hard != resource.RLIM_INFINITY:
+      value, above = min(value, hard), min(above, hard)
+    resource.setrlimit(name, (value, above))
   hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
   stack = limits["stack_mb"] * mb
   if hard == resource.RLIM_INFINITY or stack <= hard:
