@@ -5,6 +5,7 @@
     {"asserts": ["assert add(2, 3) == 5", …], "setup": "…", "functions": ["add"]}
     {"function": "add", "calls": [{"args": [2, 3], "expected": 5}, …]}
     {"stdin_stdout": [{"stdin": "2 3\\n", "stdout": "5\\n"}, …], "float_tol": 1e-6}
+    {"stdin_stdout": […], "checker": "def check(stdin, output, expected): …"}
 
 and may hold `"score": "share"` (the share of tests passed, instead of all or nothing) and
 `"time_limit_s"` (CPU seconds for all tests, 5). The program is the completion's last fenced block,
@@ -22,11 +23,12 @@ import re
 import reprlib
 import symtable
 import textwrap
+import time
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
 from fadejax.verify import kept, sandbox
+from fadejax.verify.code_output import FLOAT_TOLERANCE, same_output
 from fadejax.verify.inside import plain
 from fadejax.verify.sandbox import Limits, Sandbox, Stopped
 from fadejax.verify.verdict import ProblemError, Verdict, after_thinking, field, no_answer
@@ -37,7 +39,6 @@ ANSWER: dict[str, type] = {
 }  # fmt: skip
 DIGITS = 8192  # bytes of an integer that is compared in this process
 CALLS = 100_000  # questions that one set of tests may ask
-FLOAT_TOLERANCE = 1e-6  # absolute or relative, of numeric tokens on stdout
 FORMS = ("asserts", "calls", "stdin_stdout")
 PYTHON = ("python", "py", "python3")
 # Modules that tests may use without importing them.
@@ -141,6 +142,8 @@ def form_of(problem: dict[str, Any]) -> tuple[str, dict[str, Any]]:
   _limits(problem, tests)
   if forms[0] == "calls" and not isinstance(tests.get("function"), str):
     raise ProblemError(f"{where}: calls need 'function', the name of what is called")
+  if fault := _fault_of_checker(forms[0], tests.get("checker")):
+    raise ProblemError(f"{where}: {fault}")
   if tests.get("score", "all") not in ("all", "share"):
     raise ProblemError(f"{where}: score must be 'all' or 'share', got {tests['score']!r}")
   return forms[0], tests
@@ -165,6 +168,19 @@ def _fault_of_case(form: str, case: Any) -> str:
   if form == "stdin_stdout" and not all(isinstance(case[key], str) for key in wanted):
     return "stdin and stdout must be text"
   return ""
+
+
+def _fault_of_checker(form: str, checker: Any) -> str:
+  """What is wrong with a checker, or ""; None is none."""
+  if checker is None:
+    return ""
+  if form != "stdin_stdout" or not isinstance(checker, str):
+    return "checker must be Python source, beside stdin_stdout"
+  try:
+    known = "check" in symtable.symtable(checker, "checker", "exec").get_identifiers()
+  except (SyntaxError, ValueError) as error:
+    return f"the checker does not compile: {error}"
+  return "" if known else "the checker defines no function check(stdin, output, expected)"
 
 
 def _limits(problem: dict[str, Any], tests: dict[str, Any]) -> Limits:
@@ -333,12 +349,66 @@ def _is_number(value: Any) -> bool:
   return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+Refuse = Callable[[Sandbox, int, bytes], str]  # (program's, test, output) -> its fault, or ""
+
+
 def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
-  """The whole program once a test, on its stdin; stdout is compared by lines and tokens."""
+  """The whole program once a test, on its stdin; a checker or a comparison reads its stdout."""
   cases = tests["stdin_stdout"]
+  if tests.get("checker") is not None:
+    return _by_checker(program, tests, limits)
   tolerance = tests.get("float_tol", FLOAT_TOLERANCE)
+
+  def refuse(box: Sandbox, i: int, output: bytes) -> str:
+    expected = cases[i]["stdout"]
+    if same_output(output.decode("utf-8", "replace"), expected, tolerance):
+      return ""
+    return f"{output[-100:]!r}, expected {expected[-100:]!r}"
+
+  return _outputs(program, tests, limits, refuse)
+
+
+def _by_checker(program: str, tests: dict[str, Any], limits: Limits) -> Result:
+  """The same by a checker of the tests' own, in a judge's process: see `inside/judge.py::check`."""
+  cases = tests["stdin_stdout"]
+  cap = _cap(cases)
+  task = {"checker": tests["checker"], "cases": [(c["stdin"], c["stdout"]) for c in cases]}
+
+  def refuse(box: Sandbox, i: int, output: bytes) -> str:
+    if len(output) > cap:  # what is cut off must not make it right
+      return f"over {cap} bytes of output"
+    asked, began, box.began = time.monotonic(), box.began, math.inf  # the program's clock stops
+    try:
+      judge.send({"test": i, "output": output.decode("utf-8", "replace")})
+      fault = judge.receive(watch=(box,)).get("fault")
+    except Stopped as stopped:
+      raise Stopped(stopped.status, f"in the checker: {stopped.detail}") from stopped
+    box.began = began + time.monotonic() - asked
+    return "" if fault == "" else f"the checker {fault} on {output[-100:]!r}"
+
+  with kept.judge(_patient(limits), task) as judge:
+    try:
+      said = judge.receive()
+    except Stopped as stopped:
+      detail = f"the checker on expected outputs: {stopped.detail}"
+      raise ProblemError(_FAULT + detail) from stopped
+    if "report" in said:
+      raise ProblemError(_FAULT + said["report"]["detail"])
+    result = _outputs(program, tests, limits, refuse)
+    judge.send({"done": True})
+    judge.receive()
+  return result
+
+
+def _cap(cases: list[dict[str, Any]]) -> int:
+  """Bytes of one output that are read."""
+  return max(len(case["stdout"].encode()) for case in cases) * 2 + 2**16
+
+
+def _outputs(program: str, tests: dict[str, Any], limits: Limits, refuse: Refuse) -> Result:
+  """Runs the program on every input, until an output is refused."""
+  cases, cap = tests["stdin_stdout"], _cap(tests["stdin_stdout"])
   inputs = [case["stdin"] for case in cases]
-  cap = max(len(case["stdout"].encode()) for case in cases) * 2 + 2**16
   largest = max(len(text.encode()) for text in inputs) + cap
   limits = dataclasses.replace(
     limits,
@@ -357,56 +427,22 @@ def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
       raise Stopped("runtime_error", "the program broke the channel") from error
     if exit_code != 0:
       return "runtime_error", f"test {i}: exit code {exit_code}"
-    if same_output(output.decode("utf-8", "replace"), case["stdout"], tolerance):
-      return None
-    return "ok", f"test {i}: {output[-100:]!r}, expected {case['stdout'][-100:]!r}"
+    why = refuse(box, i, output)
+    return ("ok", f"test {i}: {why}") if why else None
 
   with Sandbox("candidate", limits) as box:
     box.start({"program": program, "form": "stdio", "inputs": inputs, "cap": cap})
     return _each(box, cases, lambda case: None, fault, tests.get("score") == "share")
 
 
-def same_output(output: str, expected: str, tolerance: float = FLOAT_TOLERANCE) -> bool:
-  """Whether two outputs agree by line and by token.
-
-  Blank space at the end of a line, and blank lines at the end, do not count; the number of lines
-  and of tokens does. Two numeric tokens of which one has a decimal point or an exponent may differ
-  by `tolerance`, absolute or relative; any other tokens must be equal.
-  """
-  left, right = (
-    [line.split() for line in text.rstrip().split("\n")] for text in (output, expected)
-  )
-  return len(left) == len(right) and all(
-    len(a) == len(b) and all(_same_token(x, y, tolerance) for x, y in zip(a, b, strict=True))
-    for a, b in zip(left, right, strict=True)
-  )
-
-
-_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
-
-
-def _same_token(x: str, y: str, tolerance: float) -> bool:
-  """Whether a token of the output is as good as the expected one, y."""
-  if x == y:
-    return True
-  if len(x) > 400 or len(y) > 400 or not set(x + y) & set(".eE"):
-    return False
-  if not (_NUMBER.fullmatch(x) and _NUMBER.fullmatch(y)):
-    return False
-  if Decimal(x) == Decimal(y):
-    return True
-  if not set(y) & set(".eE"):
-    return False  # an integer is exact
-  left, right = float(x), float(y)
-  near = math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
-  return near and math.isfinite(left) and math.isfinite(right)
+def _patient(limits: Limits) -> Limits:
+  """A judge's: it waits while the program works, so that its clock must not run out first."""
+  return dataclasses.replace(limits, cpu_s=3 * limits.cpu_s + 5)
 
 
 def _by_asserts(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   """The tests in a judge's process, the program in another; questions pass through here."""
   asserts = tests["asserts"]
-  # The judge waits while the program works, so that its clock must not run out first.
-  patient = dataclasses.replace(limits, cpu_s=3 * limits.cpu_s + 5)
   task = {
     "tests": asserts,
     "setup": tests.get("setup", ""),
@@ -417,7 +453,7 @@ def _by_asserts(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   with Sandbox("candidate", limits) as box:
     if error := _start(box, program):
       return 0, len(asserts), "runtime_error", error
-    with kept.judge(patient, task) as judge:
+    with kept.judge(_patient(limits), task) as judge:
       report = _relay(box, judge)
   fault = report["fault"]
   if fault == "tests":

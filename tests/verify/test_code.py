@@ -17,7 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from fadejax.verify import VerifierPool, cgroup, check_problem, code_tests, kept, sandbox, walls
+from fadejax.verify import (
+  VerifierPool,
+  cgroup,
+  check_problem,
+  code_output,
+  code_tests,
+  kept,
+  sandbox,
+  walls,
+)
 
 pytestmark = pytest.mark.skipif(sandbox.why_not() != "", reason=sandbox.why_not() or "there is one")
 
@@ -219,7 +228,7 @@ def test_a_full_pipe_is_no_timeout():
   ],
 )
 def test_outputs_by_line_and_token(output, expected, accept):
-  assert code_tests.same_output(output, expected) is accept
+  assert code_output.same_output(output, expected) is accept
 
 
 # --------------------------------------------------------------- wrong programs

@@ -102,6 +102,8 @@ def names_in(code):
 
 def run(channel, task):
   """{"passed", "of", "fault", "detail"} of the tests, the first failure ends them unless "all"."""
+  if "checker" in task:
+    return check(channel, task)
   tests = [task["setup"], *task["tests"]]
   space = {"__name__": "tests"}
   try:
@@ -136,6 +138,42 @@ def run(channel, task):
   if passed and not channel.answered:
     return {"passed": 0, "fault": "tests", "detail": "the tests never call the program"}
   return {"passed": passed, "fault": fault, "detail": detail[:300]}
+
+
+def check(channel, task):
+  """Runs a checker on the outputs that the host sends, {"test", "output"}, until it sends another.
+
+  Answers each with {"fault"}, "" where it is accepted. Before the first the checker must accept
+  every expected output, else the report says that the tests are at fault.
+  """
+  space = {"__name__": "checker"}
+  try:
+    exec(compile(task["checker"], "checker", "exec", dont_inherit=True), space)
+    checker = space["check"]
+  except BaseException as error:
+    detail = f"the checker: {type(error).__name__}: {error}"
+    return {"passed": 0, "fault": "tests", "detail": detail[:300]}
+  for i, (stdin, expected) in enumerate(task["cases"]):
+    if fault := refusal(checker, stdin, expected, expected):
+      detail = f"test {i}: the checker {fault} on the expected output"
+      return {"passed": 0, "fault": "tests", "detail": detail[:300]}
+  plain.write(channel.answers, {"ready": True})
+  while (message := plain.read(channel.requests)) is not None and "output" in message:
+    stdin, expected = task["cases"][message["test"]]
+    fault = refusal(checker, stdin, message["output"], expected)
+    plain.write(channel.answers, {"fault": fault})
+  return {"passed": 0, "fault": "", "detail": ""}
+
+
+def refusal(checker, stdin, output, expected):
+  """What a checker does on an output instead of returning True, or ""."""
+  try:
+    said = checker(stdin, output, expected)
+    if said is True:
+      return ""
+    return "says False" if said is False else f"returned {type(said).__name__}, not a bool"
+  except BaseException as error:  # whatever the output makes it do, it has not accepted it
+    return f"raised {type(error).__name__}: {error}"[:200]
 
 
 def nothing_left():
