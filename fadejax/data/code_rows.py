@@ -115,6 +115,8 @@ def convert(row: Record, options: Options) -> Record:
   question = row.get(name)
   if not isinstance(question, str) or not question.strip():
     raise ValueError(f"{name} is missing, empty or not text")
+  if "stdin_stdout" in tests and re.search(r"^[ \t]*def[ \t]", starter, re.MULTILINE):
+    raise LeftOut("with starter code of a function, but tests on stdin and no function's name")
   wanted = STDIN if "stdin_stdout" in tests else FUNCTION.format(function=tests["function"])
   if starter.strip():
     wanted = STARTER.format(starter=starter.rstrip())

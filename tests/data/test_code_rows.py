@@ -173,6 +173,8 @@ def test_malformed_rows_are_named(row, message):
     (taco({"inputs": [], "outputs": []}), "without tests"),
     (taco({"inputs": ["1", "2"], "outputs": ["2"]}), "with unequal numbers of inputs and outputs"),
     (taco({"inputs": [1], "outputs": ["2"]}), "with input or output that is no text"),
+    (taco({"inputs": ["1"], "outputs": ["2"]}, starter_code=STARTER),
+     "with starter code of a function, but tests on stdin and no function's name"),
     (taco({"inputs": [[["a"]]], "outputs": ["2"]}), "with input or output that is no text"),
     (taco({"inputs": [3], "outputs": [4], "fn_name": "f"}), "with arguments that are no list"),
     (taco({"inputs": ["N = 5"], "outputs": ["4"], "fn_name": "f"}),
