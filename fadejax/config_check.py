@@ -130,11 +130,7 @@ def _check_together(run: RunConfig) -> None:
       f"loss.microbatches ({run.loss.minibatches} × {run.loss.microbatches}); their product may be "
       f"{', '.join(map(str, allowed))}"
     )
-  if run.rollout.staleness and run.rollout.dynamic_sampling:
-    raise ValueError(
-      "config.rollout.staleness: dynamic sampling draws until a step has enough groups, which "
-      "needs their verdicts; set one of staleness and dynamic_sampling"
-    )
+  _check_dynamic_sampling(run)
   if run.lora.rank and run.log.head_every:
     raise ValueError("config.log.head_every: with lora.rank the head does not change")
   for i, extra in enumerate(run.reward.extra):
@@ -176,6 +172,28 @@ def _check_together(run: RunConfig) -> None:
       "config.fade (for fixed ones use policy_weight.name = 'power_asym')"
     )
   _check_weight(run)
+
+
+def _check_dynamic_sampling(run: RunConfig) -> None:
+  r, unset = run.rollout, type(run.rollout)()
+  if r.staleness and r.dynamic_sampling:
+    raise ValueError(
+      "config.rollout.staleness: dynamic sampling draws until a step has enough groups, which "
+      "needs their verdicts; set one of staleness and dynamic_sampling"
+    )
+  idle = [
+    name
+    for name, value, default in (
+      ("max_batches", r.max_batches, unset.max_batches),
+      ("when_none", r.when_none, unset.when_none),
+    )
+    if value != default and not r.dynamic_sampling
+  ]
+  if idle:
+    raise ValueError(
+      f"config.rollout.{idle[0]}: it does nothing without dynamic sampling; leave it out, or set "
+      "rollout.dynamic_sampling = True"
+    )
 
 
 def extra_name(extra: dict[str, Any]) -> str:

@@ -103,12 +103,23 @@ def test_fields_of_several_types():
       {"reward": {"extra": ({"verifier": "exact", "weight": 1},) * 2}},
       r"names \['exact', 'exact'\] must differ",
     ),
+    (
+      {"rollout": {"max_batches": 8}},
+      r"config\.rollout\.max_batches: it does nothing without dynamic sampling",
+    ),
+    ({"rollout": {"when_none": "stop"}}, r"config\.rollout\.when_none: it does nothing without"),
     ({"rollout": 3}, r"config\.rollout: a section of fields is wanted"),
   ],
 )
 def test_mistakes_are_named(fields, message):
   with pytest.raises(ValueError, match=message):
     configs.resolve(fields)
+
+
+def test_fields_of_dynamic_sampling_go_with_it():
+  fields = {"dynamic_sampling": True, "max_batches": 8, "when_none": "stop"}
+  run = configs.resolve({"rollout": fields})
+  assert (run.rollout.max_batches, run.rollout.when_none) == (8, "stop")
 
 
 def test_another_task_of_a_mixture_inherits_no_file_and_no_options():
