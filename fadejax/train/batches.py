@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fadejax.arrays import PromptBatch, RolloutBatch
 from fadejax.config import RunConfig
@@ -100,9 +101,21 @@ class Batches:
       return self._send(Sampled(rollout, host, batch.problems))
 
   def relaunch(self, first: int, rollout: RolloutBatch) -> Flight:
-    """Hands over a batch that a checkpoint holds: its problems are drawn again, not its tokens."""
-    problems = self.pipeline.batch(first).problems
-    return self._send(Sampled(rollout, rollouts.to_host(rollout), problems))
+    """Hands over a batch that a checkpoint holds: its problems are drawn again, not its tokens.
+
+    Raises:
+      ValueError: the data now has other prompts at these draws, so its problems are not known.
+    """
+    drawn, host = self.pipeline.batch(first), rollouts.to_host(rollout)
+    ours = (drawn.tokens, drawn.lengths, drawn.draw)
+    theirs = (host.prompts.tokens, host.prompts.lengths, host.prompts.draw)
+    if not all(map(np.array_equal, ours, theirs)):
+      raise ValueError(
+        f"the checkpoint holds a batch in flight (rollout.staleness) whose prompts are not those "
+        f"that the data now has from draw {first} on: a file or template has changed since. Put it "
+        "back, or take another --workdir with --config.init_from set to this one"
+      )
+    return self._send(Sampled(rollout, host, drawn.problems))
 
   def _send(self, sampled: Sampled) -> Flight:
     asked = rollouts.ask(sampled.host, sampled.problems, self.policy.tokenizer, self.config.reward)

@@ -184,6 +184,27 @@ def test_a_step_that_cannot_be_graded_keeps_its_batch(tmp_path, watched):
   assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
 
 
+def test_a_batch_in_flight_is_not_graded_against_other_problems(tmp_path, watched, monkeypatch):
+  """The data has changed between the parts of a run: the config alone does not tell."""
+  run, _ = watched
+
+  def stops(call, items):
+    if call == 3:
+      raise OSError("stopped")
+    return verdicts(items)
+
+  with pytest.raises(OSError, match="stopped"):
+    run(config(), tmp_path, stops)
+  at = setup.build_pipeline
+
+  def other(settings, tasks, tokenizer, *, prompts, seed):
+    return at(settings, tasks, tokenizer, prompts=prompts, seed=seed + 1)
+
+  monkeypatch.setattr(setup, "build_pipeline", other)
+  with pytest.raises(ValueError, match=r"not those that the data now has from draw 16 on"):
+    run(config(), tmp_path, lambda call, items: verdicts(items))
+
+
 def test_more_steps_than_were_planned(tmp_path, watched):
   """The last step leaves nothing in flight: a longer run samples its next batch anew."""
   run, seen = watched
