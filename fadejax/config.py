@@ -113,7 +113,9 @@ class LossConfig:
   ratio_level: str = "token"  # token | sequence
   form: str = "clip"  # clip | cispo
   normaliser: str = "token_mean"  # token_mean | sequence_mean | constant
-  old_logprobs: str = "auto"  # auto | sampler | recompute
+  # Of the clipped ratio π / old. recompute: the trainer's before the batch's first update; auto:
+  # the same, at no cost where a batch has one update; sampler: those recorded while sampling
+  old_logprobs: str = "auto"
   importance_cap: float = 0.0  # bound on old / sampler, which multiplies the surrogate; 0: not used
   kl_coefficient: float = 0.0
   kl_estimator: str = "k2"  # k2 | k3 | k3_value_k2_gradient

@@ -417,7 +417,7 @@ def make_update(
     }
     if loss.mask_truncated:
       mask = mask & ~rollout.truncated[..., None]
-    old = None
+    old = None  # the current ones: with one update a batch they are those before the first
     if loss.old_logprobs == "sampler":
       old = rollout.sampler_logprobs
     elif loss.old_logprobs == "recompute" or loss.minibatches > 1:

@@ -341,3 +341,32 @@ def test_truncated_importance_multiplies_the_surrogate():
   assert float(jnp.min(ratio)) < 1.0 and float(jnp.max(ratio)) == 1.5
   weights = rewards.rewards - rewards.rewards.mean(1, keepdims=True)
   close(new, by_hand(data, weights[..., None] * ratio, rollout.lengths.sum()))
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_auto_is_recompute_however_old_the_batch_is(minibatches):
+  """Before the first minibatch the current log-probs are the old ones: nothing to compute twice."""
+  stale = dataclasses.replace(SETTINGS.rollout, staleness=1)
+  new = {}
+  for choice in ("auto", "recompute"):
+    settings = change(old_logprobs=choice, importance_cap=1.5, minibatches=minibatches)
+    new[choice], _, _ = run(dataclasses.replace(settings, rollout=stale))
+  close(new["auto"], new["recompute"])
+  without, _, _ = run(change(minibatches=minibatches))
+  with pytest.raises(AssertionError):  # the correction of the batch's age is in it
+    close(new["auto"], without)
+
+
+def test_the_sampler_s_logprobs_put_the_batch_s_age_into_the_clip():
+  """The ratio is π / π_sampler: a token beyond the clip, on its weight's side, has no gradient."""
+  data = batch()
+  rollout, rewards = data
+  new, _, metrics = run(change(old_logprobs="sampler"), data=data)
+  logprobs, _ = jax.jit(lambda p: steps.completion_logprobs(SETTINGS, p, rollout, ONE))(params())
+  ratio = jnp.exp(logprobs + 2.5)
+  weights = (rewards.rewards - rewards.rewards.mean(1, keepdims=True))[..., None]
+  clipped = ((weights > 0) & (ratio > 1.2)) | ((weights < 0) & (ratio < 0.8))
+  close(new, by_hand(data, jnp.where(clipped, 0.0, weights * ratio), rollout.lengths.sum()))
+  mask = np.arange(C) < np.asarray(rollout.lengths)[..., None]
+  assert clipped[mask].any() and not clipped[mask].all()
+  np.testing.assert_allclose(metrics["clip_share"], clipped[mask].mean(), rtol=1e-6)
