@@ -70,12 +70,14 @@ def _files(path):
   return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("how", ["short", "empty", "gone"])
-def test_whatever_is_missing_is_noticed_or_not_needed(tmp_path, how):
+def test_whatever_is_missing_is_noticed_or_not_needed(tmp_path, how, ahead):
   """Every file of a checkpoint in turn: it is `Damaged`, or what comes back is right."""
+  flight = {"tokens": jnp.arange(12).reshape(3, 4)} if ahead else None
   whole = tmp_path / "whole"
   checkpoints = Checkpoints(whole, CheckpointConfig())
-  checkpoints.save(1, state(1), {"draws": 7}, None)
+  checkpoints.save(1, state(1), {"draws": 7}, None, flight)
   checkpoints.close()
   damaged = []
   for name in _files(whole):
@@ -89,16 +91,18 @@ def test_whatever_is_missing_is_noticed_or_not_needed(tmp_path, how):
       (copy / name).write_bytes(content[: len(content) // 2 if how == "short" else 0])
     again = Checkpoints(copy, CheckpointConfig())
     try:
-      restored, meta, _ = again.restore(1, state(0))
+      restored, meta, back = again.restore(1, state(0), flight)
     except Damaged as error:
       damaged.append(name)
       assert "checkpoint 1 in" in str(error)
     else:
       np.testing.assert_array_equal(restored["params"]["w"], np.arange(8.0) + 1)
-      assert meta == {"draws": 7, "flight": False}
+      assert meta == {"draws": 7, "flight": ahead} and (back is None) != ahead
+      jax.tree.map(np.testing.assert_array_equal, back, flight)
     again.close()
   # The index of the data, what it says of the tree, and the draw count at least.
   assert len(damaged) >= 3 and any("meta/" in name for name in damaged)
+  assert any("flight/" in name for name in damaged) == ahead
 
 
 def test_a_store_that_refuses_says_nothing_against_the_checkpoint(tmp_path, monkeypatch):
