@@ -205,6 +205,36 @@ def test_a_batch_in_flight_is_not_graded_against_other_problems(tmp_path, watche
     run(config(), tmp_path, lambda call, items: verdicts(items))
 
 
+def test_an_interrupted_loop_ends_the_graders_thread(tmp_path, monkeypatch):
+  """Ctrl-C while batch 2 is sampled and batch 1 is with graders that never answer."""
+  closed, grading, in_time = threading.Event(), threading.Event(), []
+
+  class Stuck(StubPool):
+    def __exit__(self, *exception):
+      closed.set()
+
+  def never(call, items):
+    grading.set()
+    in_time.append(closed.wait(20))  # as `VerifierPool.close` does, which ends what it grades
+    raise ValueError("the VerifierPool was closed")
+
+  sample, calls = batches.sample, []
+
+  def interrupted(*args, **kwargs):
+    calls.append(1)
+    if len(calls) == 2:
+      assert grading.wait(60)
+      raise KeyboardInterrupt
+    return sample(*args, **kwargs)
+
+  monkeypatch.setattr(setup, "build_pool", lambda *_: Stuck(never))
+  monkeypatch.setattr(batches, "sample", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    loop.train(config(), tmp_path)
+  assert in_time == [True] and len(calls) == 2
+  assert not [t for t in threading.enumerate() if t.name.startswith("grading")]
+
+
 def test_more_steps_than_were_planned(tmp_path, watched):
   """The last step leaves nothing in flight: a longer run samples its next batch anew."""
   run, seen = watched
