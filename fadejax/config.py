@@ -34,6 +34,8 @@ class ModelConfig:
   overrides: dict[str, Any] = dataclasses.field(default_factory=dict)  # Architecture fields
   dtype: str = "float32"  # of the matrix products and the cache; parameters stay float32
   remat: str = "none"  # none | dots | full: what the backward pass computes again
+  attention: str = "auto"  # auto | plain | blocks: whether all scores of a layer are held at once
+  attention_block: int = 256  # positions in a block of queries and of keys
   matmul_precision: str = "default"  # default | high | highest, jax.default_matmul_precision
 
 

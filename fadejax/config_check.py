@@ -22,6 +22,7 @@ RunConfig = Any  # that of config.py, which imports this module
 _CHOICES: dict[str, tuple[str, ...]] = {
   "model.dtype": ("float32", "bfloat16"),
   "model.remat": ("none", "dots", "full"),
+  "model.attention": ("auto", "plain", "blocks"),
   "model.matmul_precision": ("default", "high", "highest"),
   "rollout.when_none": ("skip", "stop"),
   "loss.ratio_level": ("token", "sequence"),
@@ -80,6 +81,7 @@ _AT_LEAST: dict[str, tuple[float, bool]] = {
   "log.head_every": (0, True),
   "rollout.max_batches": (1, True),
   "rollout.staleness": (0, True),
+  "model.attention_block": (8, True),
 }
 _AT_MOST: dict[str, float] = {
   "rollout.top_p": 1,

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fadejax.arrays import einsum32
+from fadejax.policy.attention import attend, attend_in_blocks
 from fadejax.policy.rope import RopeScaling, rope_angles, rotate
 from fadejax.policy.sharding import Layout
 
@@ -247,52 +247,6 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
   return (y * _rank_like(scale.astype(jnp.float32), y)).astype(x.dtype)
 
 
-def attend(
-  q: jax.Array,
-  own: tuple[jax.Array, jax.Array],
-  own_mask: jax.Array,
-  prefix: tuple[jax.Array, jax.Array] | None,
-  prefix_mask: jax.Array | None,
-) -> jax.Array:
-  """Attention to a shared prefix and to a row's own tokens, under one softmax.
-
-  Args:
-    q: [P, G, n, N, h]; query head i reads key-value head i // (N / K).
-    own: keys and values [P, G, K, m, h] of the row itself.
-    own_mask: bool[n, m], True where query n may see own position m.
-    prefix: keys and values [P, K, S, h] of the group's prompt, or None.
-    prefix_mask: bool[P, S], True on the prompt's tokens.
-
-  Returns:
-    [P, G, n, N, h]. Scores and the softmax are float32; every query must see at least
-    one position (its own).
-  """
-  p, g, n, heads, size = q.shape
-  k = own[0].shape[2]
-  q = q.reshape(p, g, n, k, heads // k, size) * size**-0.5
-  lowest = jnp.finfo(jnp.float32).min
-
-  own_scores = einsum32("pgnkrh,pgkmh->pgknrm", q, own[0])
-  own_scores = jnp.where(own_mask[None, None, None, :, None, :], own_scores, lowest)
-  top = own_scores.max(axis=-1, keepdims=True)
-  if prefix is not None:
-    assert prefix_mask is not None
-    scores = einsum32("pgnkrh,pksh->pgknrs", q, prefix[0])
-    scores = jnp.where(prefix_mask[:, None, None, None, None, :], scores, lowest)
-    top = jnp.maximum(top, scores.max(axis=-1, keepdims=True))
-  top = jax.lax.stop_gradient(top)
-
-  own_exp = jnp.exp(own_scores - top)
-  total = own_exp.sum(axis=-1, keepdims=True)
-  out = einsum32("pgknrm,pgkmh->pgknrh", own_exp.astype(q.dtype), own[1])
-  if prefix is not None:
-    exp = jnp.exp(scores - top)
-    total = total + exp.sum(axis=-1, keepdims=True)
-    out = out + einsum32("pgknrs,pksh->pgknrh", exp.astype(q.dtype), prefix[1])
-  out = (out / total).astype(q.dtype)
-  return out.transpose(0, 1, 3, 2, 4, 5).reshape(p, g, n, heads, size)
-
-
 # --------------------------------------------------------------- forward pass
 
 
@@ -323,6 +277,7 @@ def prefill(
   layout: Layout,
   dtype: Any = jnp.float32,
   remat: str = "none",
+  block: int = 0,
 ) -> tuple[Prefix, jax.Array]:
   """Reads every prompt once.
 
@@ -334,6 +289,7 @@ def prefill(
     layout: where arrays live.
     dtype: of the matrix products and the cache.
     remat: what the backward pass keeps of a layer, one of `REMAT`.
+    block: positions in a block of attention; 0: the plain form, which holds all scores at once.
 
   Returns:
     (prefix, last_hidden[P, D]); last_hidden is normed and predicts completion token 0.
@@ -345,12 +301,16 @@ def prefill(
 
   def layer(hidden: jax.Array, inputs: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     weights, lora = inputs
-    block = nnx.merge(_block_graph(arch), weights)
+    module = nnx.merge(_block_graph(arch), weights)
     hidden = layout.constrain(hidden, "prompts", None, None, "act_embed")
-    q, k, v = block.queries_keys_values(hidden, rope, arch, lora)
+    q, k, v = module.queries_keys_values(hidden, rope, arch, lora)
     own = k.swapaxes(2, 3), v.swapaxes(2, 3)  # [P, 1, K, S, h]
-    hidden = hidden + block.project("o", attend(q, own, causal, None, None), lora)
-    hidden = hidden + block.feed_forward(hidden, arch, lora)
+    if block:
+      attended = attend_in_blocks(q, own, None, None, block)
+    else:
+      attended = attend(q, own, causal, None, None)
+    hidden = hidden + module.project("o", attended, lora)
+    hidden = hidden + module.feed_forward(hidden, arch, lora)
     return hidden, (own[0][:, 0], own[1][:, 0])
 
   inputs = params["layers"], adapters(params)
@@ -375,6 +335,7 @@ def extend(
   layout: Layout,
   dtype: Any = jnp.float32,
   remat: str = "none",
+  block: int = 0,
 ) -> tuple[jax.Array, OwnCache | None]:
   """Runs n more tokens of every completion.
 
@@ -388,6 +349,7 @@ def extend(
     layout: where arrays live.
     dtype: of the matrix products.
     remat: what the backward pass keeps of a layer, one of `REMAT`.
+    block: positions in a block of attention; 0: the plain form, which holds all scores at once.
 
   Returns:
     (hidden[P, G, n, D], own): hidden is normed, and the state of token t predicts token
@@ -405,18 +367,22 @@ def extend(
   def layer(carry: Any, inputs: Any) -> tuple[Any, None]:
     hidden, keys, values = carry
     weights, lora, prefix_keys, prefix_values, index = inputs
-    block = nnx.merge(_block_graph(arch), weights)
+    module = nnx.merge(_block_graph(arch), weights)
     hidden = layout.constrain(hidden, "prompts", "group", None, "act_embed")
-    q, k, v = block.queries_keys_values(hidden, rope, arch, lora)
+    q, k, v = module.queries_keys_values(hidden, rope, arch, lora)
     row = k.swapaxes(2, 3), v.swapaxes(2, 3)  # [P, G, K, n, h]
     if own is not None:
       at = (index, 0, 0, 0, start, 0)
       keys = jax.lax.dynamic_update_slice(keys, row[0][None], at)
       values = jax.lax.dynamic_update_slice(values, row[1][None], at)
       row = keys[index], values[index]
-    attended = attend(q, row, own_mask, (prefix_keys, prefix_values), prefix_mask)
-    hidden = hidden + block.project("o", attended, lora)
-    hidden = hidden + block.feed_forward(hidden, arch, lora)
+    shared = prefix_keys, prefix_values
+    if block and own is None:
+      attended = attend_in_blocks(q, row, shared, prefix.lengths, block)
+    else:
+      attended = attend(q, row, own_mask, shared, prefix_mask)
+    hidden = hidden + module.project("o", attended, lora)
+    hidden = hidden + module.feed_forward(hidden, arch, lora)
     return (hidden, keys, values), None
 
   cache = (None, None) if own is None else (own.keys, own.values)

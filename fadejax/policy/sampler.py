@@ -41,6 +41,7 @@ class SamplerConfig:
   top_p: float = 1.0
   greedy: bool = False
   dtype: str = "float32"
+  block: int = 0  # of attention while the prompts are read, as in the update; 0: the plain form
 
 
 def top_k_mask(logits: jax.Array, k: int) -> jax.Array:
@@ -208,7 +209,7 @@ def sample(
   p, g, c = prompts.tokens.shape[0], config.group, config.max_completion_length
   dtype = jnp.dtype(config.dtype)
   prefix, last = model.prefill(
-    arch, params, prompts.tokens, prompts.lengths, layout=layout, dtype=dtype
+    arch, params, prompts.tokens, prompts.lengths, layout=layout, dtype=dtype, block=config.block
   )
   keys = completion_keys(root, prompts.draw, g)
 

@@ -14,7 +14,7 @@ from fadejax.config import RunConfig, to_json
 from fadejax.data.pipeline import Pipeline
 from fadejax.data.records import Task, TaskConfig
 from fadejax.policy import lora, model
-from fadejax.train.setup import Policy
+from fadejax.train.setup import Policy, attention_block
 from fadejax.train.step import TrainState
 
 
@@ -54,7 +54,7 @@ def activation_bytes(config: RunConfig, policy: Policy) -> int:
   if config.model.remat != "full":
     per_token += 4 * arch.width + 2 * (arch.heads + arch.kv_heads) * arch.head_size + 4 * arch.ffn
   kept = tokens * per_token * arch.layers * size
-  if config.model.remat == "none":
+  if config.model.remat == "none" and not attention_block(config.model, r):
     s, c = r.max_prompt_length, r.max_completion_length
     kept += prompts * arch.heads * arch.layers * 8 * (s * s + r.group * c * (s + c))
   chunk = min(loss.logprob_chunk or r.max_completion_length, r.max_completion_length)
@@ -93,6 +93,7 @@ def show(
     f"{config.loss.microbatches} micro-batch(es); {config.steps} steps"
     + (", sampled one update ahead" if r.staleness else ""),
     f"weight       {config.policy_weight.name} {config.policy_weight.settings() or ''}".rstrip(),
+    f"attention    {_attention(config)}",
     *_fade_line(config),
     *_lora_line(config, policy),
     *(f"task         {_task_line(config, tasks, i)}" for i in range(len(tasks))),
@@ -129,6 +130,14 @@ def _fade_line(config: RunConfig) -> list[str]:
     f"fade         β {f.beta:g}, H* {f.target_entropy}, α up to {f.alpha_max:g}, "
     f"δ down to {f.delta_min:g}, driver {f.driver}"
   ]
+
+
+def _attention(config: RunConfig) -> str:
+  """Which form runs, and why."""
+  block = attention_block(config.model, config.rollout)
+  form = f"in blocks of {block} positions" if block else "all scores of a layer at once"
+  kernel = "; XLA's own code, no kernel of ours" if block and jax.default_backend() != "cpu" else ""
+  return f"{form} (model.attention = {config.model.attention!r}){kernel}"
 
 
 def _lora_line(config: RunConfig, policy: Policy) -> list[str]:

@@ -18,12 +18,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fadejax.arrays import PromptBatch, RewardBatch
 from fadejax.cache import cache_dir
-from fadejax.config import EvaluationConfig, RolloutConfig, RunConfig, task_configs
+from fadejax.config import EvaluationConfig, ModelConfig, RolloutConfig, RunConfig, task_configs
 from fadejax.data import tokenizer as tokenizers
 from fadejax.data.pipeline import HostBatch, Pipeline
 from fadejax.data.records import Task, TaskConfig
 from fadejax.data.tasks import TASKS
 from fadejax.policy import hf, lora, model, presets, sharding
+from fadejax.policy.attention import block_of
 from fadejax.policy.lora import LoraConfig
 from fadejax.policy.sampler import SamplerConfig
 from fadejax.policy.sharding import Layout
@@ -306,6 +307,12 @@ def build_pool(config: RunConfig, tasks: list[tuple[TaskConfig, Task]]) -> Verif
   return VerifierPool(config.verifier.workers, config.verifier.timeout_s, warm=sorted(names))
 
 
+def attention_block(config: ModelConfig, rollout: RolloutConfig) -> int:
+  """The block of attention in sampler and update alike; 0: the plain form."""
+  longest = max(rollout.max_prompt_length, rollout.max_completion_length)
+  return block_of(config.attention, config.attention_block, longest)
+
+
 def sampler_config(
   config: RunConfig,
   tokenizer: Tokenizer,
@@ -324,6 +331,7 @@ def sampler_config(
     top_p=settings.top_p,
     greedy=greedy,
     dtype=config.model.dtype,
+    block=attention_block(config.model, config.rollout),
   )
 
 

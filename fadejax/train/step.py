@@ -24,6 +24,7 @@ from fadejax.algorithm.weights import WEIGHTS
 from fadejax.arrays import RewardBatch, RolloutBatch
 from fadejax.config import LossConfig, ModelConfig, PolicyWeightConfig, RolloutConfig
 from fadejax.policy import model
+from fadejax.policy.attention import block_of
 from fadejax.policy.lora import LoraConfig, attach
 from fadejax.policy.model import Params
 from fadejax.policy.sharding import Layout
@@ -140,8 +141,10 @@ def completion_logprobs(
   length hold values that mean nothing.
   """
   dtype = jnp.dtype(settings.model.dtype)
-  common: dict[str, Any] = dict(layout=layout, dtype=dtype, remat=settings.model.remat)
-  prompts = rollout.prompts
+  prompts, m = rollout.prompts, settings.model
+  longest = max(prompts.tokens.shape[1], rollout.tokens.shape[2])
+  block = block_of(m.attention, m.attention_block, longest)
+  common: dict[str, Any] = dict(layout=layout, dtype=dtype, remat=m.remat, block=block)
   prefix, last = model.prefill(settings.arch, params, prompts.tokens, prompts.lengths, **common)
   # The state of token t predicts token t + 1, so the last token's state is not needed.
   first = jnp.broadcast_to(last[:, None, None], (*rollout.tokens.shape[:2], 1, last.shape[-1]))
