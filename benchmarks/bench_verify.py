@@ -21,6 +21,7 @@ from fadejax.verify import VerifierPool, sandbox
 
 WORKERS = os.cpu_count() or 2
 PROGRAM = "def add(a, b):\n  return a + b\n"
+READS = "print(sum(map(int, input().split())))"
 CASES = [(i, 3 * i - 7) for i in range(10)]
 
 
@@ -56,6 +57,19 @@ def fresh_processes(count: int) -> None:
     list(pool.map(one, CASES * count))
 
 
+def fresh_on_stdin(count: int) -> None:
+  """The same for a program that reads stdin: its output is compared here."""
+
+  def one(case: tuple[int, int]) -> None:
+    a, b = case
+    command = [sys.executable, "-c", READS]
+    done = subprocess.run(command, input=f"{a} {b}", capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(a + b)]
+
+  with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+    list(pool.map(one, CASES * count))
+
+
 def bench_code() -> None:
   forms = {
     "code, 10 asserts": {"asserts": [f"assert add({a}, {b}) == {a + b}" for a, b in CASES]},
@@ -68,12 +82,14 @@ def bench_code() -> None:
     },
   }
   plain = timed(lambda: fresh_processes(10), 10)
+  plain_on_stdin = timed(lambda: fresh_on_stdin(10), 10)
   with VerifierPool(WORKERS, 20) as pool:
     for name, tests in forms.items():
-      program = "print(sum(map(int, input().split())))" if "stdin" in name else PROGRAM
+      program = READS if "stdin" in name else PROGRAM
       items = [("code", program, {"tests": tests})] * 40
       assert all(v.reward == 1.0 for v in pool.grade(items[:4])), pool.grade(items[:1])
-      row(name, timed(lambda items=items: pool.grade(items), len(items)), plain)
+      ours = timed(lambda items=items: pool.grade(items), len(items))
+      row(name, ours, plain_on_stdin if "stdin" in name else plain)
 
 
 def bench_math() -> None:

@@ -9,12 +9,15 @@ Nothing that arrives here holds an expected value, and nothing that is sent is b
 
 from __future__ import annotations
 
+import _signal  # `signal` takes time to import
 import gc
 import os
 import sys
 
 import lock
 import plain
+
+FLUSH_S = 0.005
 
 
 def describe(error):
@@ -108,12 +111,14 @@ def run_stdio(answers, code, module, inputs, cap):
   """Runs the program once an input, each in a child.
 
   Input and output are files without a name, so that none waits for a reader; RLIMIT_FSIZE bounds
-  them. What a fork does again for every input is done once before.
+  them. What a fork does again for every input is done once before. Answers go together, and before
+  a program has run for FLUSH_S: should it be stopped, those of the inputs before it are there.
   """
   sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
   sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
   vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout)
   gc.freeze()
+  _signal.signal(_signal.SIGALRM, lambda *_: answers.flush())
   for text in inputs:
     given, out = (os.open(".", os.O_RDWR | os.O_TMPFILE, 0o600) for _ in range(2))
     with open(given, "wb", closefd=False) as file:
@@ -121,17 +126,22 @@ def run_stdio(answers, code, module, inputs, cap):
     os.lseek(given, 0, os.SEEK_SET)
     child = os.fork()
     if child == 0:
-      answers.close()
+      _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
+      os.close(answers.fileno())  # what it has not sent is its parent's to send
       os.dup2(given, 0)
       os.dup2(out, 1)
       os.close(given)
       os.close(out)
       run_as_main(code, module)
+    _signal.setitimer(_signal.ITIMER_REAL, FLUSH_S)
     _, status = os.waitpid(child, 0)
+    _signal.setitimer(_signal.ITIMER_REAL, 0)
     output = os.pread(out, cap + 1, 0)
     os.close(given)
     os.close(out)
-    plain.write(answers, {"status": os.waitstatus_to_exitcode(status), "output": output})
+    body = plain.encode({"status": os.waitstatus_to_exitcode(status), "output": output})
+    answers.write(plain.HEADER.pack(len(body)) + body)
+  answers.flush()
   os._exit(0)
 
 
