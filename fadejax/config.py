@@ -124,6 +124,7 @@ class LossConfig:
   mask_truncated: bool = False  # overlong filtering: truncated completions leave the loss
   minibatches: int = 1  # optimizer updates a rollout batch
   microbatches: int = 1  # passes a minibatch, for memory; does not change the update
+  group_parts: int = 1  # passes a group, likewise; its prompt is still read once
   logprob_chunk: int = 0  # completion positions whose logits are alive at once; 0: all
 
 

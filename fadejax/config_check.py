@@ -56,6 +56,7 @@ _AT_LEAST: dict[str, tuple[float, bool]] = {
   "loss.kl_coefficient": (0, True),
   "loss.minibatches": (1, True),
   "loss.microbatches": (1, True),
+  "loss.group_parts": (1, True),
   "loss.logprob_chunk": (0, True),
   "optimizer.learning_rate": (0, True),
   "optimizer.warmup_steps": (0, True),
@@ -131,6 +132,11 @@ def _check_together(run: RunConfig) -> None:
       f"{run.rollout.group} completions) must be a multiple of loss.minibatches × "
       f"loss.microbatches ({run.loss.minibatches} × {run.loss.microbatches}); their product may be "
       f"{', '.join(map(str, allowed))}"
+    )
+  if run.rollout.group % run.loss.group_parts:
+    raise ValueError(
+      f"config.rollout.group ({run.rollout.group} completions a prompt) must be a multiple of "
+      f"loss.group_parts ({run.loss.group_parts})"
     )
   _check_dynamic_sampling(run)
   if run.lora.rank and run.log.head_every:

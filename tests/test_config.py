@@ -86,6 +86,7 @@ def test_fields_of_several_types():
     ({"evaluation": {"ks": (1, 16)}}, r"pass@16 cannot be estimated from evaluation\.samples = 8"),
     ({"checkpoint": {"best_metric": "pass@3"}}, r"best_metric: 'pass@3' is not among"),
     ({"rollout": {"prompts": 7}, "loss": {"microbatches": 2}}, r"product may be 1, 7"),
+    ({"rollout": {"group": 6}, "loss": {"group_parts": 4}}, r"multiple of loss\.group_parts \(4\)"),
     ({"model": {"path": "a", "preset": "tiny"}}, r"set path or preset, not both"),
     ({"mixture": ({"nam": "arithmetic"},)}, r"config\.mixture\[0\]\.nam: no such field"),
     ({"mixture": ({"name": "arithmetics"},)}, r"task 'arithmetics' is not one of arithmetic"),

@@ -140,6 +140,6 @@ def make_layout(mesh: Mesh, rules: dict[str, tuple[str, ...]], prompts: int, gro
       f"{prompts} prompts × {group} completions cannot be split over mesh.data={data} × "
       f"mesh.fsdp={fsdp}: the prompts of one forward pass (rollout.prompts / loss.minibatches / "
       f"loss.microbatches, or evaluation.batch) must be a multiple of {data * fsdp}; or a multiple "
-      f"of {data} with rollout.group a multiple of {fsdp}"
+      f"of {data} with rollout.group / loss.group_parts a multiple of {fsdp}"
     )
   return Layout(mesh, tuple(sorted(rules.items())))

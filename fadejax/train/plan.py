@@ -47,8 +47,8 @@ def activation_bytes(config: RunConfig, policy: Policy) -> int:
   fuse some away or keep more.
   """
   arch, r, loss = policy.arch, config.rollout, config.loss
-  prompts = r.prompts / (loss.minibatches * loss.microbatches)
-  tokens = prompts * (r.max_prompt_length + r.group * r.max_completion_length)
+  prompts, group = r.prompts / (loss.minibatches * loss.microbatches), r.group / loss.group_parts
+  tokens = prompts * (r.max_prompt_length + group * r.max_completion_length)
   size = jnp.dtype(config.model.dtype).itemsize
   per_token = arch.width
   if config.model.remat != "full":
@@ -56,9 +56,9 @@ def activation_bytes(config: RunConfig, policy: Policy) -> int:
   kept = tokens * per_token * arch.layers * size
   if config.model.remat == "none" and not attention_block(config.model, r):
     s, c = r.max_prompt_length, r.max_completion_length
-    kept += prompts * arch.heads * arch.layers * 8 * (s * s + r.group * c * (s + c))
+    kept += prompts * arch.heads * arch.layers * 8 * (s * s + group * c * (s + c))
   chunk = min(loss.logprob_chunk or r.max_completion_length, r.max_completion_length)
-  logits = 2 * prompts * r.group * chunk * arch.vocab_size * 4
+  logits = 2 * prompts * group * chunk * arch.vocab_size * 4
   ways = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
   return int((kept + logits / policy.mesh.shape["tensor"]) / ways)
 
@@ -90,7 +90,9 @@ def show(
     f"policy       {model.count_params(arch):,} parameters from {source}; {config.model.dtype}",
     f"step         {r.prompts} prompts × {r.group} completions, S = {r.max_prompt_length}, "
     f"C = {r.max_completion_length}; {config.loss.minibatches} minibatch(es) × "
-    f"{config.loss.microbatches} micro-batch(es); {config.steps} steps"
+    f"{config.loss.microbatches} micro-batch(es)"
+    + (f" × {config.loss.group_parts} parts of a group" if config.loss.group_parts > 1 else "")
+    + f"; {config.steps} steps"
     + (", sampled one update ahead" if r.staleness else ""),
     f"weight       {config.policy_weight.name} {config.policy_weight.settings() or ''}".rstrip(),
     f"attention    {_attention(config)}",

@@ -179,7 +179,10 @@ def build_policy(
     )
   mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
   prompts, group = config.rollout.prompts, config.rollout.group
-  passes = config.loss.minibatches * config.loss.microbatches
+  passes, part = (
+    config.loss.minibatches * config.loss.microbatches,
+    group // config.loss.group_parts,
+  )
   for completions in [config.evaluation.samples] * (config.evaluation.samples > 0) + [1]:
     # An error now, not after the last step.
     sharding.make_layout(mesh, sharding.SAMPLE_RULES, config.evaluation.batch, completions)
@@ -187,7 +190,7 @@ def build_policy(
     arch,
     tokenizer,
     mesh,
-    sharding.make_layout(mesh, sharding.TRAIN_RULES, prompts // passes, group),
+    sharding.make_layout(mesh, sharding.TRAIN_RULES, prompts // passes, part),
     sharding.make_layout(mesh, sharding.SAMPLE_RULES, prompts, group),
     source,
     config.lora,

@@ -28,6 +28,7 @@ from fadejax.policy.attention import block_of
 from fadejax.policy.lora import LoraConfig, attach
 from fadejax.policy.model import Params
 from fadejax.policy.sharding import Layout
+from fadejax.train.parts import add_up, read_once, split
 
 Metrics = dict[str, jax.Array]
 
@@ -132,25 +133,46 @@ class _Batch:
   old_logprobs: jax.Array | None  # f32[P, G, C]; None: the current ones, ratio exactly 1
 
 
+# What `params` made of the prompts: keys and values [L, P, K, S, h], and last hidden [P, D].
+_Read = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _passes(settings: UpdateSettings, rollout: RolloutBatch, layout: Layout) -> dict[str, Any]:
+  """Keyword arguments of both forward passes."""
+  m = settings.model
+  longest = max(rollout.prompts.tokens.shape[1], rollout.tokens.shape[2])
+  block = block_of(m.attention, m.attention_block, longest)
+  return dict(layout=layout, dtype=jnp.dtype(m.dtype), remat=m.remat, block=block)
+
+
+def _read(settings: UpdateSettings, params: Params, rollout: RolloutBatch, layout: Layout) -> _Read:
+  prompts, how = rollout.prompts, _passes(settings, rollout, layout)
+  prefix, last = model.prefill(settings.arch, params, prompts.tokens, prompts.lengths, **how)
+  return prefix.keys, prefix.values, last
+
+
 def completion_logprobs(
-  settings: UpdateSettings, params: Params, rollout: RolloutBatch, layout: Layout
+  settings: UpdateSettings,
+  params: Params,
+  rollout: RolloutBatch,
+  layout: Layout,
+  read: _Read | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probs and entropies, f32[P, G, C], of a rollout's tokens under `params`.
 
   At the sampling temperature, of the whole distribution; positions past a completion's
-  length hold values that mean nothing.
+  length hold values that mean nothing. Where the prompts are `read` already, they are not again.
   """
-  dtype = jnp.dtype(settings.model.dtype)
-  prompts, m = rollout.prompts, settings.model
-  longest = max(prompts.tokens.shape[1], rollout.tokens.shape[2])
-  block = block_of(m.attention, m.attention_block, longest)
-  common: dict[str, Any] = dict(layout=layout, dtype=dtype, remat=m.remat, block=block)
-  prefix, last = model.prefill(settings.arch, params, prompts.tokens, prompts.lengths, **common)
+  if read is None:
+    read = _read(settings, params, rollout, layout)
+  keys, values, last = read
+  prefix = model.Prefix(keys, values, rollout.prompts.lengths)
   # The state of token t predicts token t + 1, so the last token's state is not needed.
   first = jnp.broadcast_to(last[:, None, None], (*rollout.tokens.shape[:2], 1, last.shape[-1]))
   hidden = first
   if rollout.tokens.shape[2] > 1:
-    rest, _ = model.extend(settings.arch, params, prefix, rollout.tokens[:, :, :-1], **common)
+    how = _passes(settings, rollout, layout)
+    rest, _ = model.extend(settings.arch, params, prefix, rollout.tokens[:, :, :-1], **how)
     hidden = jnp.concatenate([first, rest], axis=2)
   hidden = layout.constrain(hidden, "prompts", "group", None, "act_embed")
   return losses.token_logprobs(
@@ -173,15 +195,17 @@ def negative_log_likelihood(
 
 def _loss_sums(
   trained: Params,
+  read: _Read | None,
   batch: _Batch,
   fixed: Extras,
   settings: UpdateSettings,
   layout: Layout,
+  ref_read: _Read | None = None,
 ) -> tuple[jax.Array, Metrics]:
   """Numerator of the loss over one micro-batch, and sums for the metrics."""
   loss, mask, ref_params = settings.loss, batch.mask, fixed.ref_params
   params = settings.whole(trained, fixed.frozen)
-  logprobs, _ = completion_logprobs(settings, params, batch.rollout, layout)
+  logprobs, _ = completion_logprobs(settings, params, batch.rollout, layout, read)
   logprobs = jnp.where(mask, logprobs, 0.0)
   old = jax.lax.stop_gradient(logprobs) if batch.old_logprobs is None else batch.old_logprobs
   per_token, clipped = losses.clipped_surrogate(
@@ -202,7 +226,8 @@ def _loss_sums(
     per_token = per_token * jnp.where(mask, correction, 0.0)
   kl_sum = jnp.zeros(())
   if ref_params is not None:
-    ref, _ = completion_logprobs(settings, jax.lax.stop_gradient(ref_params), batch.rollout, layout)
+    ref_params = jax.lax.stop_gradient(ref_params)
+    ref, _ = completion_logprobs(settings, ref_params, batch.rollout, layout, ref_read)
     kl = losses.kl_loss(logprobs, jnp.where(mask, ref, 0.0), loss.kl_estimator)
     per_token = per_token + loss.kl_coefficient * kl
     kl_sum = jnp.sum(jnp.where(mask, kl, 0.0))
@@ -230,45 +255,39 @@ def _aggregate(
   return losses.aggregate_parts(per_token, mask, settings.loss.normaliser, constant=constant)
 
 
-def _split(tree: Any, parts: int, layout: Layout) -> Any:
-  """[P, ...] → [parts, P / parts, ...], each part spread over all devices.
+def _gradient_of_groups(
+  params: Params, batch: _Batch, fixed: Extras, settings: UpdateSettings, layout: Layout
+) -> tuple[Params, Metrics]:
+  """Gradient of `_loss_sums`, a part of every group at a time."""
+  grad = jax.grad(_loss_sums, argnums=(0, 1), has_aux=True)
+  if settings.loss.group_parts == 1:
+    (gradient, _), sums = grad(params, None, batch, fixed, settings, layout)
+    return gradient, sums
+  rollout, ref_read = batch.rollout, None
+  if fixed.ref_params is not None:
+    ref_read = _read(settings, fixed.ref_params, rollout, layout)
 
-  Prompt i goes to part i mod parts, so that no device holds a part alone.
-  """
+  def of_part(params: Params, read: _Read, part: _Batch) -> tuple[Any, Metrics]:
+    members = dataclasses.replace(part.rollout, prompts=rollout.prompts)
+    part = dataclasses.replace(part, rollout=members)
+    return grad(params, read, part, fixed, settings, layout, ref_read)
 
-  def one(x: jax.Array) -> jax.Array:
-    x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
-    return layout.constrain(x, None, "prompts", *([None] * (x.ndim - 2)))
-
-  return jax.tree.map(one, tree)
+  no_prompts: Any = None  # they have no group axis: every part has them all
+  members = dataclasses.replace(batch, rollout=dataclasses.replace(rollout, prompts=no_prompts))
+  read = lambda p: _read(settings, settings.whole(p, fixed.frozen), rollout, layout)  # noqa: E731
+  return read_once(read, of_part, params, split(members, settings.loss.group_parts, layout, axis=1))
 
 
 def _gradient(
-  params: Params,
-  batch: _Batch,
-  fixed: Extras,
-  settings: UpdateSettings,
-  layout: Layout,
+  params: Params, batch: _Batch, fixed: Extras, settings: UpdateSettings, layout: Layout
 ) -> tuple[Params, Metrics]:
   """Gradient of the loss over a minibatch, by micro-batches, and sums for the metrics."""
   parts = settings.loss.microbatches
-  grad = jax.grad(_loss_sums, has_aux=True)
+  of_part = lambda part: _gradient_of_groups(params, part, fixed, settings, layout)  # noqa: E731
   if parts == 1:
-    total, sums = grad(params, batch, fixed, settings, layout)
+    total, sums = of_part(batch)
   else:
-
-    def add(carry: Any, part: _Batch) -> tuple[Any, None]:
-      new, sums = grad(params, part, fixed, settings, layout)
-      total = jax.tree.map(jnp.add, carry[0], new)
-      combined = {
-        k: jnp.maximum(carry[1][k], v) if k == "gap_max" else carry[1][k] + v
-        for k, v in sums.items()
-      }
-      return (total, combined), None
-
-    names = ("loss", "kl", "clipped", "gap", "gap_max")
-    zero = (jax.tree.map(jnp.zeros_like, params), {name: jnp.zeros(()) for name in names})
-    (total, sums), _ = jax.lax.scan(add, zero, _split(batch, parts, layout))
+    total, sums = add_up(of_part, split(batch, parts, layout), params)
   _, divisor = _aggregate(jnp.zeros(batch.mask.shape), batch.mask, settings)
   divisor = jnp.maximum(divisor, 1.0)
   return jax.tree.map(lambda g: g / divisor, total), {**sums, "loss": sums["loss"] / divisor}
@@ -450,7 +469,7 @@ def make_update(
       (params, opt_state), sums = one(carry, batch)
       sums = jax.tree.map(lambda x: x[None], sums)
     else:
-      (params, opt_state), sums = jax.lax.scan(one, carry, _split(batch, loss.minibatches, layout))
+      (params, opt_state), sums = jax.lax.scan(one, carry, split(batch, loss.minibatches, layout))
     count = jnp.maximum(jnp.sum(mask), 1)
     metrics |= {
       "loss": jnp.mean(sums["loss"]),

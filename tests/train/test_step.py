@@ -160,6 +160,30 @@ def test_micro_batches_change_nothing(normaliser):
     np.testing.assert_allclose(whole[2][key], parts[2][key], rtol=1e-4)
 
 
+@pytest.mark.parametrize("normaliser", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_parts_of_a_group_change_nothing(normaliser, microbatches):
+  fields = dict(normaliser=normaliser, kl_coefficient=0.1, old_logprobs="sampler")
+  ref = jax.tree.map(lambda x: x * 1.1, params())
+  whole = run(change(**fields), ref=ref)
+  parts = run(change(**fields, microbatches=microbatches, group_parts=2), ref=ref)
+  moved = jax.tree.map(lambda new, old: np.abs(new - old).max(), whole[0], params())
+  jax.tree.map(
+    lambda x, y, size: np.testing.assert_allclose(x, y, rtol=1e-6, atol=2e-6 * max(size, 0.1)),
+    whole[0], parts[0], moved,
+  )  # fmt: skip
+  for key in ("loss", "kl", "grad_norm", "logprob_gap_mean", "logprob_gap_max", "clip_share"):
+    np.testing.assert_allclose(whole[2][key], parts[2][key], rtol=2e-6, err_msg=key)
+
+
+def test_parts_of_a_group_on_eight_devices():
+  """Two prompts a pass on data = 2, two members a part on fsdp = 2, heads on tensor = 2."""
+  one = run(SETTINGS)
+  layout = sharding.make_layout(mesh_of(2, 2, 2), sharding.TRAIN_RULES, P // 4, G // 2)
+  many = run(change(microbatches=4, group_parts=2), layout)
+  close(one[0], many[0], rtol=1e-4, atol=2e-6)
+
+
 def test_two_minibatches_are_two_updates_with_the_first_policy_as_old():
   data = batch()
   settings = change(minibatches=2, clip_low=0.0, clip_high=0.0)
