@@ -12,14 +12,17 @@ from __future__ import annotations
 import compileall
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,7 +138,11 @@ class Sandbox:
     self._before: Tree | None = None  # what it had used when its present task began
     self._cgroup = Cgroup(limits.memory_mb, limits.processes + 8)
     bpf = None if self._bare else seccomp.program()
+    # Its stderr: the wall's own words, and what a judge and this process say aside. The lock closes
+    # it for programs, a judge for the tests.
+    self._aside, theirs = socket.socketpair()
     with contextlib.ExitStack() as stack:
+      stack.enter_context(theirs)
       handle = None
       if bpf is not None:
         file = stack.enter_context(tempfile.TemporaryFile())
@@ -151,13 +158,14 @@ class Sandbox:
           self._cgroup.around(line),
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
-          stderr=subprocess.PIPE,  # only the wall's own words: the lock closes it for programs
+          stderr=theirs.fileno(),
           env={**environment, OWNER: owner},
           pass_fds=() if handle is None else (handle,),
           start_new_session=True,
           bufsize=0,
         )
       except BaseException:
+        self._aside.close()
         self._clear()
         raise
     assert self.process.stdin is not None and self.process.stdout is not None
@@ -190,10 +198,9 @@ class Sandbox:
     for child in self._first:
       with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
-    for pipe in (self._in, self._out, self.process.stderr):
-      if pipe is not None:
-        with contextlib.suppress(OSError):
-          pipe.close()
+    for pipe in (self._in, self._out, self._aside):
+      with contextlib.suppress(OSError):
+        pipe.close()
     self._clear()
 
   def _clear(self) -> None:
@@ -242,16 +249,30 @@ class Sandbox:
     self._before = Tree(self.process.pid)
     self._seen = dict(self._before.own_cpu_s)
     self.began, self._read = time.monotonic(), 0
+    try:
+      self._aside.send(b".")  # until then it reads nothing, so that what is left over is seen
+    except OSError:
+      raise self._gone() from None
     self.send(task)
 
+  def _over(self) -> bool:
+    """Whether a judge has ended its task: nobody will take what is sent now."""
+    with contextlib.suppress(BlockingIOError):
+      return self._aside.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"."
+    return False
+
   def settled(self, wait_s: float = 1.0) -> bool:
-    """Whether a judge has ended its task with nothing left of it, as `inside/judge.py` says."""
-    assert self.process.stderr is not None
-    said, _, _ = select.select([self.process.stderr], [], [], wait_s)
-    if not said or os.read(self.process.stderr.fileno(), 2) != b".":
+    """Whether a judge has ended its task with nothing left of it, as `inside/judge.py` says.
+
+    Nor on the channel: an answer that the tests did not take would be read as the next task, and a
+    program has written it.
+    """
+    said, _, _ = select.select([self._aside], [], [], wait_s)
+    if not said or self._aside.recv(2) != b".":
       return False
+    unread = fcntl.ioctl(self._in.fileno(), termios.FIONREAD, bytes(4))
     more, _, _ = select.select([self._out], [], [], 0)
-    return not more and not self._buffer
+    return not any(unread) and not more and not self._buffer
 
   def cpu_s(self) -> float:
     """CPU seconds of all its tasks."""
@@ -271,6 +292,8 @@ class Sandbox:
         data = data[os.write(self._in.fileno(), data) :]
       except BlockingIOError:
         select.select([], [self._in], [], POLL_S)
+        if self._over():
+          return
         if time.monotonic() - checked > POLL_S:
           self.check()
           checked = time.monotonic()
@@ -379,9 +402,9 @@ class Sandbox:
 
   def _last_words(self) -> str:
     """What bubblewrap said, for telling why no sandbox starts."""
-    assert self.process.stderr is not None
     _kill(self.process.pid)
-    return self.process.stderr.read(2000).decode(errors="replace").strip()[-300:]
+    with self._aside.makefile("rb") as words:
+      return words.read(2000).decode(errors="replace").strip()[-300:]
 
 
 def _kill(pid: int) -> None:

@@ -6,11 +6,13 @@ compared here. Reports to the host after the last test.
 
 A problem has a forked child to itself. What started it runs no tests, and says on a channel that
 the child does not have that the child has ended and left nothing: no process, no file. Else it ends
-too, and the host starts another.
+too, and the host starts another. It reads no task before the host has said there that one comes, so
+that the host sees what the child has left unread: an answer, that is, a program's own words.
 """
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import gc
 import os
@@ -34,19 +36,24 @@ class CandidateFault(BaseException):
 
 
 class Channel:
-  """Questions to the candidate, by way of the host."""
+  """Questions to the candidate, by way of the host, one at a time: tests may have threads."""
 
   def __init__(self, requests, answers):
     self.requests, self.answers = requests, answers
-    self.answered = 0
+    self.turn = _thread.allocate_lock()
+    self.asked = self.answered = 0
 
   def ask(self, message):
     """The candidate's answer to one question, as a value or an exception."""
-    plain.write(self.answers, message)
-    reply = plain.read(self.requests)
-    if reply is None:
-      os._exit(0)
-    self.answered += 1
+    with self.turn:
+      self.asked += 1
+      plain.write(self.answers, message)
+      # An alarm of the tests may have ended their waiting before: that answer comes first.
+      while self.answered < self.asked:
+        reply = plain.read(self.requests)
+        if reply is None:
+          os._exit(0)
+        self.answered += 1
     if "value" in reply:
       return plain.decode(reply["value"])
     if "raise" in reply:
@@ -187,18 +194,18 @@ def nothing_left():
 
 def main():
   """Locks, then runs the tests of one problem after another, each in a child, which reports."""
-  settled = os.dup(2)
+  aside = os.dup(2)
   requests, answers, _ = lock.enter()
   hidden = lock.hide()
   gc.freeze()
-  while (task := plain.read(requests)) is not None:
+  while os.read(aside, 1) and (task := plain.read(requests)) is not None:
     child = os.fork()
     if child == 0:
-      os.close(settled)
+      os.close(aside)
       plain.write(answers, {"report": run(Channel(requests, answers), task)})
       os._exit(REPORTED)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code != REPORTED or not hidden or not nothing_left():
       os._exit(code if code >= 0 else 128 - code)
-    os.write(settled, b".")
+    os.write(aside, b".")
   os._exit(0)

@@ -1,0 +1,119 @@
+"""What an attack on the grader of programs found: each was a way in, or an honest program refused.
+
+Needs bubblewrap, as test_code.py does.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fadejax.verify import VerifierPool, sandbox
+from fadejax.verify.inside import plain
+
+pytestmark = pytest.mark.skipif(sandbox.why_not() != "", reason=sandbox.why_not() or "there is one")
+
+RIGHT = ("def f(x): return 5", {"asserts": ["assert f(1) == 5"]})
+WRONG = ("def f(x): return 4", {"asserts": ["assert f(1) == 5"]})
+
+
+def grade(*items):
+  """Verdicts of (program, tests), in one worker, one after another."""
+  with VerifierPool(workers=1, timeout_s=20) as pool:
+    return pool.grade([("code", program, {"tests": tests}) for program, tests in items])
+
+
+# ------------------------------------------------------- from one problem to the next
+
+# Of the program's process: writes what it likes in place of an answer.
+CHANNEL = """
+import sys, time
+frame = sys._getframe()
+while "answers" not in frame.f_locals:
+  frame = frame.f_back
+answers, requests = frame.f_locals["answers"], frame.f_locals["requests"]
+plain = sys.modules["plain"]
+plain.write(answers, {"ready": True})
+plain.read(requests)
+"""
+
+
+def test_an_answer_that_was_not_taken_is_no_task():
+  """The tests evaluate what the program returns, and so leave a task in the judge's channel.
+
+  Its own setup would wait for the next problem and report in that one's place.
+  """
+  setup = (
+    "import gc, os, time, plain\ntime.sleep(0.5)\n"
+    "c = [o for o in gc.get_objects() if type(o).__name__ == 'Channel'][0]\n"
+    "plain.write(c.answers, {'report': {'passed': 1, 'fault': '', 'detail': ''}})\nos._exit(64)"
+  )
+  task = {"tests": ["0"], "setup": setup, "count": False, "functions": [], "modules": []}
+  body = plain.encode(task)
+  planted = plain.HEADER.pack(len(body)) + body
+  message = plain.encode({"text": "", "name": "", "value": plain.encode(planted)})
+  before = plain.HEADER.size + message.index(planted)
+  evaluated = (
+    "(lambda c, p, os: (p.write(c.answers, {'call': 'g', 'args': p.encode(()), 'kwargs': "
+    f"p.encode({{}})}}), __import__('time').sleep(0.1), os.read(c.requests.fileno(), {before}), "
+    "p.write(c.answers, {'report': {'passed': 1, 'fault': '', 'detail': ''}}), os._exit(64)))("
+    "[c for c in __import__('gc').get_objects() if type(c).__name__ == 'Channel'][0], "
+    "__import__('plain'), __import__('os'))"
+  )
+  program = f"def f(): return {evaluated!r}\ndef g(): return {planted!r}"
+  tests = {"asserts": ["assert eval(f()) == 5"], "functions": ["f"]}
+  own, wrong, right = grade((program, tests), WRONG, RIGHT)
+  assert own.reward == 1.0  # tests that evaluate give their verdict away; it ends there
+  assert (wrong.reward, right.reward) == (0.0, 1.0)
+
+
+WAITERS = {
+  "thread": """
+import threading
+def late(x):
+  out = []
+  thread = threading.Thread(target=lambda: out.append(f(x)), daemon=True)
+  thread.start(); thread.join(0.2)
+  return out
+""",
+  "alarm": """
+import signal
+class Late(Exception): pass
+def stop(*_): raise Late
+signal.signal(signal.SIGALRM, stop)
+def late(x):
+  signal.setitimer(signal.ITIMER_REAL, 0.2)
+  try: return [f(x)]
+  except Late: return []
+  finally: signal.setitimer(signal.ITIMER_REAL, 0)
+""",
+}
+
+
+@pytest.mark.parametrize("waiter", WAITERS)
+def test_a_late_answer_does_not_reach_the_next_problem(waiter):
+  """Nor does it keep the judge: it is longer than the channel holds."""
+  program = (
+    f"{CHANNEL}plain.write(answers, {{'found': {{'f': None}}}})\nplain.read(requests)\n"
+    "time.sleep(0.3)\nplain.write(answers, {'found': {'f': [None] * 200000}})\ntime.sleep(9)"
+  )
+  tests = {"asserts": ["assert late(1) == []"], "setup": WAITERS[waiter], "functions": ["f"]}
+  assert [v.reward for v in grade((program, tests), RIGHT, WRONG)][1:] == [1.0, 0.0]
+
+
+def test_a_late_answer_is_not_the_next_question_s():
+  program = "import time\ndef f(x):\n  if x == 1: time.sleep(0.4)\n  return x"
+  asserts = ["assert late(1) == [1]", *(f"assert f({x}) == {x}" for x in (2, 3, 4))]
+  tests = {"asserts": asserts, "setup": WAITERS["alarm"], "functions": ["f"], "score": "share"}
+  (verdict,) = grade((program, tests))
+  assert verdict.reward == 0.75, verdict
+
+
+def test_threads_of_tests_ask_in_turn():
+  test = (
+    "import threading\nout = {}\n"
+    "threads = [threading.Thread(target=lambda i=i: out.setdefault(i, f(i))) for i in range(9)]\n"
+    "for t in threads: t.start()\nfor t in threads: t.join()\n"
+    "assert out == {i: i for i in range(9)}"
+  )
+  (verdict,) = grade(("def f(x): return x", {"asserts": [test], "functions": ["f"]}))
+  assert verdict.reward == 1.0, verdict
