@@ -288,7 +288,7 @@ def _by_calls(program: str, tests: dict[str, Any], limits: Limits) -> Result:
     value = _opened(reply["value"])
     if _same(value, call["expected"], tests.get("float_tol")):
       return None
-    return "ok", f"call {i}: {reprlib.repr(value)}, expected {reprlib.repr(call['expected'])}"
+    return "ok", f"call {i}: {_shown(value)}, expected {_shown(call['expected'])}"
 
   with Sandbox("candidate", limits) as box:
     if error := _start(box, program):
@@ -304,6 +304,13 @@ def _opened(value: Any) -> Any:
     return plain.decode(value, digits=DIGITS, keys=sandbox.KEYS)
   except ValueError as error:
     raise Stopped("runtime_error", str(error)) from error
+
+
+def _shown(value: Any) -> str:
+  try:
+    return reprlib.repr(value)
+  except ValueError:  # Python prints no integer of more than 4300 digits
+    return f"{type(value).__name__} with an integer of too many digits"
 
 
 def _same(value: Any, expected: Any, tolerance: float | None) -> bool:
@@ -478,7 +485,8 @@ def _relay(box: Sandbox, judge: Sandbox) -> dict[str, Any]:
     box.send(question)
     answer = box.receive()
     kept = {key: answer[key] for key, kind in ANSWER.items() if isinstance(answer.get(key), kind)}
-    if not kept:
+    found = kept.get("found", {}).values()
+    if not kept or not all(value is None or type(value) is bytes for value in found):
       raise Stopped("runtime_error", "the program broke the channel")
     # Values stay closed here: the judge opens them, behind its own wall.
     judge.send({"text": "", "name": "", **kept})

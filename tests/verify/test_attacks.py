@@ -117,3 +117,46 @@ def test_threads_of_tests_ask_in_turn():
   )
   (verdict,) = grade(("def f(x): return x", {"asserts": [test], "functions": ["f"]}))
   assert verdict.reward == 1.0, verdict
+
+
+# ------------------------------------------------------- around a verdict: no grader_error
+
+PLANTED = [  # what is found under a name of the program's is None or bytes
+  "plain.write(answers, {'found': {'f': {1: 2}}})",
+  # More values than `plain` sends, so packed by hand.
+  """
+n, count = plain.HEADER.pack, 4100000
+body = b"d" + n(1) + b"s" + n(5) + b"found" + b"d" + n(1) + b"s" + n(1) + b"f"
+body += b"l" + n(count) + b"N" * count
+answers.write(n(len(body)) + body); answers.flush()
+""",
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_look_up_is_the_program_s_fault(planted):
+  (verdict,) = grade((f"{CHANNEL}{planted}\ntime.sleep(9)", WRONG[1]))
+  assert (verdict.reward, verdict.status) == (0.0, "runtime_error"), verdict
+
+
+@pytest.mark.parametrize("value", ["10**15000", "{10**15000: 1}", "[[10**15000]]"])
+def test_an_integer_that_python_does_not_print_is_a_wrong_answer(value):
+  tests = {"function": "f", "calls": [{"args": [1], "expected": {"2": 1}}]}
+  (verdict,) = grade((f"def f(x): return {value}", tests))
+  assert (verdict.reward, verdict.status) == (0.0, "ok"), verdict
+
+
+@pytest.mark.parametrize("program", ["def g(): pass", "f = 5"])
+@pytest.mark.parametrize("score", ["all", "share"])
+def test_a_program_without_the_function_is_at_fault(program, score):
+  """Though a test that needs nothing of it has passed before; HumanEval has such ones."""
+  tests = {"asserts": ["assert True", "assert f(1) == 2"], "functions": ["f"], "score": score}
+  (verdict,) = grade((program, tests))
+  assert (verdict.reward, verdict.status) == (0.0, "runtime_error"), verdict
+
+
+def test_tests_that_do_not_wait_have_asked():
+  program = "import time\ndef f(x):\n  time.sleep(0.4)\n  return x"
+  tests = {"asserts": ["assert late(1) == []"], "setup": WAITERS["thread"], "functions": ["f"]}
+  (verdict,) = grade((program, tests))
+  assert verdict.status == "ok", verdict
