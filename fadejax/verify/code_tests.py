@@ -47,7 +47,9 @@ MODULES = (
   "itertools", "json", "math", "operator", "random", "re", "string",
 )  # fmt: skip
 _FENCE = re.compile(
-  r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
+  # `*+`: a long first line is read in one way only.
+  r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+(\w*+)[^\n`]*+\n(.*?)(?:^[ \t]*+\1[ \t]*+$|\Z)",
+  re.M | re.S,
 )
 _FAULT = "the tests are at fault: "
 
@@ -364,9 +366,11 @@ def _by_stdout(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   cases = tests["stdin_stdout"]
   if tests.get("checker") is not None:
     return _by_checker(program, tests, limits)
-  tolerance = tests.get("float_tol", FLOAT_TOLERANCE)
+  tolerance, cap = tests.get("float_tol", FLOAT_TOLERANCE), _cap(cases)
 
   def refuse(box: Sandbox, i: int, output: bytes) -> str:
+    if len(output) > cap:  # what is cut off must not make it right
+      return f"over {cap} bytes of output"
     expected = cases[i]["stdout"]
     if same_output(output.decode("utf-8", "replace"), expected, tolerance):
       return ""

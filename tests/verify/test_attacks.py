@@ -5,9 +5,11 @@ Needs bubblewrap, as test_code.py does.
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from fadejax.verify import VerifierPool, sandbox
+from fadejax.verify import VerifierPool, code_tests, sandbox
 from fadejax.verify.inside import plain
 
 pytestmark = pytest.mark.skipif(sandbox.why_not() != "", reason=sandbox.why_not() or "there is one")
@@ -160,3 +162,21 @@ def test_tests_that_do_not_wait_have_asked():
   tests = {"asserts": ["assert late(1) == []"], "setup": WAITERS["thread"], "functions": ["f"]}
   (verdict,) = grade((program, tests))
   assert verdict.status == "ok", verdict
+
+
+# ------------------------------------------------------- what is read of a program
+
+
+def test_what_is_cut_off_of_an_output_does_not_make_it_right():
+  tests = {"stdin_stdout": [{"stdin": "", "stdout": "5\n"}]}
+  hidden, blanks = grade(
+    ("print('5' + ' ' * 70000 + 'and more')", tests), ("print('5' + ' ' * 60000)", tests)
+  )
+  assert (hidden.reward, blanks.reward) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("line", ["```" + " " * 10**6 + "`", "```" + "a" * 10**6 + "`"])
+def test_a_long_fence_takes_no_time(line):
+  began = time.process_time()
+  assert code_tests.program_of(line) == line
+  assert time.process_time() - began < 1.0
