@@ -186,10 +186,10 @@ class Sandbox:
     itself, ends by reaping it. So nothing is left to whoever inherits orphans here.
     """
     give_up = time.monotonic() + 2.0
+    self._end_others()
     while self.process.poll() is None:
-      # With nothing around it, those that can be found.
-      everybody = [*Tree(self.process.pid).own_cpu_s, *self._cgroup.members()] if self._bare else []
-      for child in everybody or self._first or children(f"/proc/{self.process.pid}"):
+      self._end_others()
+      for child in self._first or children(f"/proc/{self.process.pid}"):
         _kill(child)
       if time.monotonic() > give_up:
         _kill(self.process.pid)
@@ -201,7 +201,29 @@ class Sandbox:
     for pipe in (self._in, self._out, self._aside):
       with contextlib.suppress(OSError):
         pipe.close()
+    self._reap_others()
     self._clear()
+
+  def _end_others(self) -> None:
+    """With nothing around it: kills its descendants, its control group and its process group.
+
+    Those of the last two outlive the first process. Call it before that one is reaped, after which
+    its number may be another's.
+    """
+    if not self._bare:
+      return
+    for pid in (*Tree(self.process.pid).own_cpu_s, *self._cgroup.members()):
+      _kill(pid)
+    if self.process.returncode is None:
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+  def _reap_others(self) -> None:
+    """Those of its process group that this process inherited, and that are dying."""
+    with contextlib.suppress(ChildProcessError):
+      for _ in range(100 if self._bare else 0):
+        if os.waitpid(-self.process.pid, os.WNOHANG)[0] == 0:
+          time.sleep(0.01)
 
   def _clear(self) -> None:
     self._cgroup.remove()
@@ -364,6 +386,7 @@ class Sandbox:
   def _gone(self) -> Stopped:
     """Why it ended: the kernel may have stopped it for a limit."""
     self._wait(1.0)
+    self._end_others()
     code = self.process.poll()
     if code in (128 + signal.SIGXCPU, -signal.SIGXCPU):
       return Stopped("timeout", f"over {self.limits.cpu_s:g} s of CPU time")

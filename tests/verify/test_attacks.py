@@ -5,11 +5,16 @@ Needs bubblewrap, as test_code.py does.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import importlib
+import os
 import time
+from pathlib import Path
 
 import pytest
 
-from fadejax.verify import VerifierPool, code_tests, sandbox
+from fadejax.verify import VerifierPool, cgroup, code_tests, sandbox, walls
 from fadejax.verify.inside import plain
 
 pytestmark = pytest.mark.skipif(sandbox.why_not() != "", reason=sandbox.why_not() or "there is one")
@@ -180,3 +185,55 @@ def test_a_long_fence_takes_no_time(line):
   began = time.process_time()
   assert code_tests.program_of(line) == line
   assert time.process_time() - began < 1.0
+
+
+# ------------------------------------------------------- without a sandbox
+
+
+def sleepers(seconds):
+  """Processes `sleep` of so many seconds."""
+  found = []
+  for pid in filter(str.isdigit, os.listdir("/proc")):
+    with contextlib.suppress(OSError):
+      if Path(f"/proc/{pid}/cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+        found.append(int(pid))
+  return found
+
+
+@pytest.mark.parametrize("end", ["", "\nsys.stdout.flush(); os._exit(0)"])
+@pytest.mark.parametrize("form", ["calls", "stdin"])
+def test_what_outlives_the_first_process_is_ended(monkeypatch, form, end):
+  """With its control group, which would else be left too."""
+  monkeypatch.setattr(walls, "_chosen", "none")
+  seconds = f"{100 + os.getpid()}.{len(end)}{len(form)}"
+  program = f"import os, subprocess, sys\nsubprocess.Popen(['sleep', '{seconds}'])\nprint(5){end}"
+  tests = {
+    "calls": {"function": "f", "calls": [{"args": [], "expected": 5}]},
+    "stdin": {"stdin_stdout": [{"stdin": "", "stdout": "5"}]},
+  }[form]
+  with VerifierPool(workers=1) as pool:
+    (verdict,) = pool.grade([("code", program, {"tests": tests})])
+    assert verdict.reward == (form == "stdin"), verdict
+    assert sleepers(seconds) == []
+    assert cgroup.groups(str(pool._slots[0].worker.pid)) == []
+
+
+def test_files_without_a_name_where_there_are_none(monkeypatch, tmp_path):
+  """As on the file system of many containers, where a program without a sandbox has its files."""
+  monkeypatch.syspath_prepend(walls.INSIDE)
+  candidate = importlib.import_module("candidate")
+  real = os.open
+
+  def refuse(path, flags, mode=0o777):
+    if flags & os.O_TMPFILE == os.O_TMPFILE:
+      raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+    return real(path, flags, mode)
+
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(os, "open", refuse)
+  files = [candidate.unnamed() for _ in range(2)]
+  os.write(files[0], b"one")
+  assert [os.pread(file, 9, 0) for file in files] == [b"one", b""]
+  assert os.listdir(tmp_path) == []
+  for file in files:
+    os.close(file)

@@ -107,6 +107,16 @@ def flush(stream):
     stream.flush()
 
 
+def unnamed():
+  """A new file without a name, in this folder."""
+  try:
+    return os.open(".", os.O_RDWR | os.O_TMPFILE, 0o600)
+  except OSError:  # a file system that has none, as that of many containers, without a sandbox
+    made = os.open(".unnamed", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(".unnamed")
+    return made
+
+
 def run_stdio(answers, code, module, inputs, cap):
   """Runs the program once an input, each in a child.
 
@@ -120,7 +130,7 @@ def run_stdio(answers, code, module, inputs, cap):
   gc.freeze()
   _signal.signal(_signal.SIGALRM, lambda *_: answers.flush())
   for text in inputs:
-    given, out = (os.open(".", os.O_RDWR | os.O_TMPFILE, 0o600) for _ in range(2))
+    given, out = unnamed(), unnamed()
     with open(given, "wb", closefd=False) as file:
       file.write(text.encode("utf-8", "surrogatepass"))
     os.lseek(given, 0, os.SEEK_SET)
