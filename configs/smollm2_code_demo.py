@@ -4,17 +4,13 @@ Command:   make demo-code
            python -m fadejax.convert
            python -m fadejax.train --config=configs/smollm2_code_demo.py --workdir=runs/code
 Needs:     bubblewrap, which `make sandbox` installs; without it the run does not start.
-Hardware:  2 CPU cores, about 9 GB of memory.
-Time:      52 and 61 min on a machine that other jobs share, 7 of them in the two evaluations; a
-           step 101 and 126 s (medians), at best 74 s: rollout 23, update 48, grading 1.7. Grading
-           took 2 % of both runs
-Expected, on 40 functions that training never draws, zero-shot (8 samples each at temperature 0.7),
-seeds 0 and 1:
-           before  pass@1 0.287 / 0.284, pass@8 0.750, greedy 0.525, entropy 0.43 nats,
-                   truncated 0.50 (the same model: one sample of 320 came out differently, with a
-                   newer version of this code)
+Hardware:  2 CPU cores, about 7 GB of memory.
+Time:      52 and 61 min on a machine that other jobs shared, 7 and 12 of them in the evaluations; a
+           step 112 and 124 s (rollout 36, update 79, grading 2.7: 2.3 %), 74 s at best
+Expected, on 40 functions that training never draws, zero-shot, 8 samples each at temperature 0.7:
+           before  pass@1 0.284, pass@8 0.750, greedy 0.525, entropy 0.43 nats, truncated 0.50
            after   pass@1 0.528 / 0.562, pass@8 0.800 / 0.850, greedy 0.600 / 0.650,
-                   entropy 0.25 / 0.33 nats, truncated 0.02 / 0.05
+                   entropy 0.25 / 0.33 nats, truncated 0.02 / 0.05, seeds 0 / 1
 """
 
 from fadejax import recipes
