@@ -39,6 +39,7 @@ ANSWER: dict[str, type] = {
 }  # fmt: skip
 DIGITS = 8192  # bytes of an integer that is compared in this process
 CALLS = 100_000  # questions that one set of tests may ask
+QUESTIONS_MB = 64.0  # of all of them; a program's answers are bounded apart
 FORMS = ("asserts", "calls", "stdin_stdout")
 PYTHON = ("python", "py", "python3")
 # Modules that tests may use without importing them.
@@ -279,6 +280,8 @@ def _each(
 def _by_calls(program: str, tests: dict[str, Any], limits: Limits) -> Result:
   """Calls with arguments; results are compared here, with no object of the program's in sight."""
   calls = tests["calls"]
+  expected = sum(len(plain.encode(call["expected"])) for call in calls) / 2**20
+  limits = dataclasses.replace(limits, output_mb=limits.output_mb + 2 * expected)
 
   def ask(call: dict[str, Any]) -> None:
     args, kwargs = plain.encode(tuple(call["args"])), plain.encode(call.get("kwargs", {}))
@@ -448,7 +451,7 @@ def _outputs(program: str, tests: dict[str, Any], limits: Limits, refuse: Refuse
 
 def _patient(limits: Limits) -> Limits:
   """A judge's: it waits while the program works, so that its clock must not run out first."""
-  return dataclasses.replace(limits, cpu_s=3 * limits.cpu_s + 5)
+  return dataclasses.replace(limits, cpu_s=3 * limits.cpu_s + 5, output_mb=QUESTIONS_MB)
 
 
 def _by_asserts(program: str, tests: dict[str, Any], limits: Limits) -> Result:

@@ -237,3 +237,17 @@ def test_files_without_a_name_where_there_are_none(monkeypatch, tmp_path):
   assert os.listdir(tmp_path) == []
   for file in files:
     os.close(file)
+
+
+# ------------------------------------------------------- honest programs
+
+
+def test_many_large_arguments_and_results():
+  """The tests' own questions are not what a program may print, and right results have room."""
+  asserts = {"asserts": ["assert f(list(range(100000))) == 100000"] * 8, "functions": ["f"]}
+  result = list(range(100000))
+  calls = {"function": "f", "calls": [{"args": [100000], "expected": result}] * 8}
+  long, made = grade(
+    ("def f(x): return len(x)", asserts), ("def f(n): return list(range(n))", calls)
+  )
+  assert long.reward == made.reward == 1.0, (long, made)
