@@ -9,6 +9,9 @@ import contextlib
 import errno
 import importlib
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from fadejax.verify.inside import plain
 
 pytestmark = pytest.mark.skipif(sandbox.why_not() != "", reason=sandbox.why_not() or "there is one")
 
+ROOT = Path(__file__).resolve().parents[2]
 RIGHT = ("def f(x): return 5", {"asserts": ["assert f(1) == 5"]})
 WRONG = ("def f(x): return 4", {"asserts": ["assert f(1) == 5"]})
 
@@ -216,6 +220,53 @@ def test_what_outlives_the_first_process_is_ended(monkeypatch, form, end):
     assert verdict.reward == (form == "stdin"), verdict
     assert sleepers(seconds) == []
     assert cgroup.groups(str(pool._slots[0].worker.pid)) == []
+
+
+TRAINER = """
+from fadejax.verify import VerifierPool, walls
+walls.choose("none")
+tests = {"stdin_stdout": [{"stdin": "", "stdout": "5"}]}
+VerifierPool(workers=1).grade([("code", "import time; time.sleep(99)", {"tests": tests})])
+"""
+
+
+def owned(owner):
+  """Commands of the living processes that carry this owner in their environment, by number."""
+  found = {}
+  for pid in filter(str.isdigit, os.listdir("/proc")):
+    with contextlib.suppress(OSError):
+      at = Path(f"/proc/{pid}")
+      if f"{sandbox.OWNER}={owner}\0".encode() in at.joinpath("environ").read_bytes():
+        found[int(pid)] = at.joinpath("cmdline").read_bytes()
+  return found
+
+
+def wait_for(condition):
+  for _ in range(250):
+    if condition():
+      return
+    time.sleep(0.02)
+  raise AssertionError("waited for 5 s")
+
+
+def test_a_killed_trainer_takes_what_sleeps_without_a_sandbox_along():
+  owner = f"test_attacks {os.getpid()}"
+  environment = {**os.environ, sandbox.OWNER: owner}
+  trainer = subprocess.Popen([sys.executable, "-c", TRAINER], env=environment, cwd=ROOT)
+
+  def programs():
+    return [pid for pid, command in owned(owner).items() if b"import candidate" in command]
+
+  try:
+    wait_for(lambda: len(programs()) == 2)  # the first process, and that of the test
+    trainer.kill()
+    trainer.wait()
+    wait_for(lambda: not programs())
+  finally:
+    trainer.kill()
+    for pid in owned(owner):
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_files_without_a_name_where_there_are_none(monkeypatch, tmp_path):

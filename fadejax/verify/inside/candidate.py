@@ -117,7 +117,7 @@ def unnamed():
     return made
 
 
-def run_stdio(answers, code, module, inputs, cap):
+def run_stdio(answers, code, module, task):
   """Runs the program once an input, each in a child.
 
   Input and output are files without a name, so that none waits for a reader; RLIMIT_FSIZE bounds
@@ -129,13 +129,15 @@ def run_stdio(answers, code, module, inputs, cap):
   vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout)
   gc.freeze()
   _signal.signal(_signal.SIGALRM, lambda *_: answers.flush())
-  for text in inputs:
+  for text in task["inputs"]:
     given, out = unnamed(), unnamed()
     with open(given, "wb", closefd=False) as file:
       file.write(text.encode("utf-8", "surrogatepass"))
     os.lseek(given, 0, os.SEEK_SET)
     child = os.fork()
     if child == 0:
+      if task["limits"]["die_with_parent"]:
+        lock.die_with_parent()
       _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
       os.close(answers.fileno())  # what it has not sent is its parent's to send
       os.dup2(given, 0)
@@ -146,7 +148,7 @@ def run_stdio(answers, code, module, inputs, cap):
     _signal.setitimer(_signal.ITIMER_REAL, FLUSH_S)
     _, status = os.waitpid(child, 0)
     _signal.setitimer(_signal.ITIMER_REAL, 0)
-    output = os.pread(out, cap + 1, 0)
+    output = os.pread(out, task["cap"] + 1, 0)
     os.close(given)
     os.close(out)
     body = plain.encode({"status": os.waitstatus_to_exitcode(status), "output": output})
@@ -170,6 +172,6 @@ def main():
     plain.write(answers, describe(error))
     os._exit(0)
   if task["form"] == "stdio":
-    run_stdio(answers, code, module, task["inputs"], task["cap"])
+    run_stdio(answers, code, module, task)
   else:
     serve_calls(requests, answers, code, module)

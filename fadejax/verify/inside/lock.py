@@ -47,7 +47,7 @@ def close_in(limits):
   if hard == resource.RLIM_INFINITY or stack <= hard:
     resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
   if limits["die_with_parent"]:
-    _prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+    die_with_parent()
   if limits["uid"]:
     os.setgroups([])
     os.setresgid(limits["uid"], limits["uid"], limits["uid"])
@@ -70,6 +70,11 @@ def take_channel():
     for number, mode in ((0, "r"), (1, "w"), (2, "w"))
   )
   return requests, answers
+
+
+def die_with_parent():
+  """A namespace does that, where there is one. Forked children need it anew."""
+  _prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
 def hide():
